@@ -1,0 +1,999 @@
+"""What the six method scripts share: data, partitions, models, local training, evaluation, run folder, command line.
+
+No method lives here. The sections follow the order in which data flows:
+
+    randomness -> datasets -> partitions -> models -> local training -> evaluation -> run folder -> command line
+
+Shapes in docstrings: N images, K clients, C classes, D features, B images in a batch.
+"""
+
+import argparse
+import copy
+import csv
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import sys
+import time
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+# ---------------------------------------------------------------------------------------------------- randomness
+# Every random choice is a function of (seed, purpose, round, client), never of a shared generator's state, so neither
+# the number of workers nor the order in which clients finish can change a result.
+
+def generator(seed, purpose, *where):
+    """A numpy generator of its own for one purpose, e.g. `generator(args.seed, "batches", round, client)`."""
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
+
+
+def seeded(make, seed, purpose, *where):
+    """`make()` with torch's generator seeded for one purpose; the global generator's state is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(seed, purpose, *where).integers(2**62)))
+        return make()
+
+
+# ------------------------------------------------------------------------------------------------------ datasets
+
+class Dataset(NamedTuple):
+    x: torch.Tensor       # (N, channels, height, width) uint8
+    y: torch.Tensor       # (N,) int64, the class
+    domain: torch.Tensor  # (N,) int64
+    test: torch.Tensor    # (N,) bool: belongs to the published test split
+    classes: list         # C names
+    domains: list         # names; one entry where the set has no domains
+
+
+class Samples(NamedTuple):
+    x: torch.Tensor       # (n, channels, height, width) uint8, on the device
+    y: torch.Tensor       # (n,) int64, on the device
+
+
+# name -> torchvision class, images (train + test), classes, side in pixels
+TORCHVISION = {"cifar10": ("CIFAR10", 60000, 10, 32), "cifar100": ("CIFAR100", 60000, 100, 32),
+               "mnist": ("MNIST", 70000, 10, 28), "fmnist": ("FashionMNIST", 70000, 10, 28),
+               "flowers102": ("Flowers102", 8189, 102, 64)}
+FOLDER_SIZES = {"tinyimagenet": 64, "cinic10": 32, "digits": 32, "digit5": 64, "office": 64, "pacs": 64, "domainnet": 64}
+IMAGE_ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+LAYOUT = "{0}/train/<class>/*.png and {0}/test/<class>/*.png, or with domains {0}/<domain>/{{train,test}}/<class>/*.png"
+
+
+def load_dataset(args):
+    """The whole dataset as one uint8 tensor on the CPU: embedded, from an image folder, or downloaded by torchvision.
+
+    Raises SystemExit 1 (with the folder looked at, the layout wanted and what to try) where there is no data."""
+    folder = Path(args.data, args.dataset)
+    if args.dataset == "glyphs":
+        data = glyphs(args.image_size or 32)
+    elif folder.is_dir():
+        size = args.image_size or FOLDER_SIZES.get(args.dataset) or (TORCHVISION.get(args.dataset) or [32])[-1]
+        data = image_folder(folder, size)
+    elif args.dataset in TORCHVISION:
+        data = torchvision_dataset(args.dataset, Path(args.data, "torchvision"), folder, args.image_size)
+    else:
+        sys.exit(f"no data: looked for the folder {folder}\n  wanted: {LAYOUT.format(folder)}\n"
+                 "  try: --data FOLDER if it lies elsewhere, or --dataset glyphs, which needs no files")
+    if args.subset < 1:
+        keep = generator(args.seed, "subset").permutation(len(data.y))[:max(2, round(args.subset * len(data.y)))]
+        keep = torch.from_numpy(np.sort(keep))
+        data = data._replace(x=data.x[keep], y=data.y[keep], domain=data.domain[keep], test=data.test[keep])
+    return data
+
+
+def torchvision_dataset(name, root, folder, size=None):
+    """Download (once) and read one of torchvision's datasets. Raises SystemExit 1 without data and network."""
+    import torchvision
+    kind = getattr(torchvision.datasets, TORCHVISION[name][0])
+    size = size or TORCHVISION[name][3]
+    splits = [{"split": s} for s in ("train", "val", "test")] if name == "flowers102" else [{"train": True}, {"train": False}]
+    try:
+        parts = [kind(root, download=True, **split) for split in splits]
+    except Exception as error:  # torchvision raises URLError, RuntimeError, ConnectionError ... by dataset and version
+        sys.exit(f"no data: {name} is neither in {folder} nor in {root}, and the download failed ({error})\n"
+                 f"  wanted: {LAYOUT.format(folder)}\n  try: --dataset glyphs, which needs no download")
+    y = torch.cat([torch.as_tensor(part.targets if hasattr(part, "targets") else part._labels) for part in parts]).long()
+    test = torch.cat([torch.full((len(part),), part is parts[-1]) for part in parts])
+    if hasattr(parts[0], "data"):
+        x = torch.cat([torch.as_tensor(np.asarray(part.data)) for part in parts])
+        x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)  # grey images have one channel
+        if x.shape[-1] != size:
+            x = torch.cat([F.interpolate(b.float(), size=(size, size), mode="bilinear", antialias=True).round().byte() for b in x.split(1000)])
+    else:  # files, decoded on access
+        def read():
+            print(f"decoding the images of {name} (once) ...", flush=True)
+            images = [np.asarray(image.convert("RGB").resize((size, size))) for part in parts for image, _ in part]
+            return [torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)]
+        x, = cached(root / f"{name}-{size}px.pt", f"{name} {size}", read)
+    classes = getattr(parts[0], "classes", None) or [str(c) for c in range(int(y.max()) + 1)]
+    return Dataset(x, y, torch.zeros_like(y), test, list(classes), [name])
+
+
+def image_folder(folder, size):
+    """Read an image folder: RGB, resized to size x size. Layouts: {train,test}/<class>/, <domain>/{train,test}/<class>/,
+    <domain>/<class>/ or <class>/; where there is no train/test we split 80/20 ourselves, by a fixed shuffle.
+
+    Decoded once; later starts read the tensors from `<folder>-<size>px.pt` beside the folder, which is rebuilt when any
+    file's name, size or time has changed. Raises SystemExit 1 naming the file that cannot be decoded."""
+    files = []  # (path, domain, split, class); a split of None means that we split
+    def subfolders(path):
+        return sorted((p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")), key=natural)
+    def add(path, domain, split):
+        for kind in subfolders(path):
+            files.extend((entry, domain, split, kind.name) for entry in sorted(os.scandir(kind), key=lambda e: e.name)
+                         if os.path.splitext(entry.name)[1].lower() in IMAGE_ENDINGS and entry.is_file())
+    def add_domain(path, domain):
+        if (path / "train").is_dir() or (path / "test").is_dir():
+            for split in ("train", "test"):
+                if (path / split).is_dir():
+                    add(path / split, domain, split)
+        else:
+            add(path, domain, None)
+    add_domain(folder, folder.name)
+    if not files:
+        for path in subfolders(folder):
+            add_domain(path, path.name)
+    if not files:
+        sys.exit(f"no images in {folder}\n  wanted: {LAYOUT.format(folder)}\n  try: --dataset glyphs, which needs no files")
+    domains = list(dict.fromkeys(f[1] for f in files))
+    classes = sorted({f[3] for f in files}, key=natural)
+    digest = hashlib.sha256(repr((size, folder.name)).encode())
+    for entry, *rest in files:
+        stat = entry.stat()
+        digest.update(repr((entry.name, rest, stat.st_size, stat.st_mtime_ns)).encode())
+    cache = folder.with_name(f"{folder.name}-{size}px.pt")
+    from PIL import Image
+
+    def decode(entry):
+        try:
+            with Image.open(entry.path) as image:
+                return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+        except Exception as error:
+            raise ValueError(f"cannot decode {entry.path}: {error}") from None
+
+    def read():
+        print(f"decoding {len(files)} images of {folder} (once; kept in {cache}) ...", flush=True)
+        with ThreadPoolExecutor(cores()) as pool:
+            pixels = np.stack(list(pool.map(decode, (f[0] for f in files))))
+        ours = generator(0, "split").random(len(files)) < 0.2
+        return (torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.tensor([classes.index(f[3]) for f in files]),
+                torch.tensor([domains.index(f[1]) for f in files]),
+                torch.tensor([f[2] == "test" or (f[2] is None and bool(o)) for f, o in zip(files, ours)]))
+
+    try:
+        return Dataset(*cached(cache, digest.hexdigest(), read), classes, domains)
+    except ValueError as error:
+        sys.exit(f"{error}\n  remove or replace that file, then start again; nothing was cached")
+
+
+def cached(path, digest, make):
+    """The tensors that `make()` returns, kept in a file and read from there as long as the digest is the same."""
+    try:
+        stored = torch.load(path, weights_only=True)
+        if stored["digest"] == digest:
+            return stored["tensors"]
+    except Exception:  # absent, truncated or foreign: make them again
+        pass
+    tensors = make()
+    scratch = path.with_suffix(f".{os.getpid()}")
+    try:
+        torch.save({"digest": digest, "tensors": tensors}, scratch)
+        os.replace(scratch, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        scratch.unlink(missing_ok=True)
+        print(f"note: the decoded images could not be kept ({error}); the next start decodes again")
+    return tensors
+
+
+def natural(path):
+    """Sort key that puts 2 before 10."""
+    return [(0, int(s), "") if s.isdigit() else (1, 0, s) for s in re.split(r"(\d+)", str(getattr(path, "name", path))) if s]
+
+
+GLYPH_FONTS = ("DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSansMono DejaVuSansMono-Bold DejaVuSerif DejaVuSerif-Bold "
+               "DejaVuSerif-Italic STIXGeneral STIXGeneralBol STIXGeneralItalic cmr10 cmb10 cmss10 cmtt10 cmti10").split()
+GLYPH_DOMAINS = ["plain", "thin", "texture", "clutter"]
+
+
+@functools.cache  # --trials draws them once
+def glyphs(size=32, per_domain=2000):
+    """Digits rendered from the fonts that matplotlib ships, in four domains of growing difficulty: `plain` (dark ink on
+    paper), `thin` (eroded strokes at a third of the resolution), `texture` (light ink on gratings and noise) and `clutter`
+    (coloured, blurred, between pieces of other digits). 200 images per class and domain, every fourth one a test image;
+    the same images on every call (no seed)."""
+    from matplotlib import get_data_path
+    from PIL import Image, ImageDraw, ImageFont
+    side = 64
+    ink = np.zeros((len(GLYPH_FONTS), 10, side, side), np.float32)
+    for f, name in enumerate(GLYPH_FONTS):
+        font = ImageFont.truetype(str(Path(get_data_path(), "fonts", "ttf", name + ".ttf")), 54)
+        for digit in range(10):
+            left, top, right, bottom = font.getbbox(str(digit))
+            image = Image.new("L", (side, side))
+            ImageDraw.Draw(image).text(((side - right - left) / 2, (side - bottom - top) / 2), str(digit), fill=255, font=font)
+            ink[f, digit] = np.asarray(image, np.float32) / 255
+    ink = torch.from_numpy(ink)
+    rng = torch.Generator().manual_seed(0)
+
+    def uniform(low, high, *shape):
+        return torch.rand(per_domain, *(shape or (1, 1, 1)), generator=rng) * (high - low) + low
+
+    def draw(digit, rotation, shift, low=0.75, high=1.1):
+        """Digits (n,) in random fonts and poses, as ink in [0, 1], (n, 1, side, side)."""
+        font = torch.randint(len(GLYPH_FONTS), (per_domain,), generator=rng)
+        angle, shear = uniform(-rotation, rotation, 1)[:, 0], uniform(-0.25, 0.25, 1)[:, 0]
+        zoom = 1 / uniform(low, high, 2)
+        dx, dy = shift
+        theta = torch.stack([torch.stack([zoom[:, 0] * angle.cos(), zoom[:, 0] * (shear - angle.sin()), dx], 1),
+                             torch.stack([zoom[:, 1] * angle.sin(), zoom[:, 1] * angle.cos(), dy], 1)], 1)
+        grid = F.affine_grid(theta, (per_domain, 1, side, side), align_corners=False)
+        return F.grid_sample(ink[font, digit].unsqueeze(1), grid, align_corners=False)
+
+    def noise(cells):
+        """Smooth noise in [0, 1] with the given number of cells per side, (n, 1, side, side)."""
+        return F.interpolate(uniform(0, 1, 1, cells, cells), size=(side, side), mode="bilinear", align_corners=False)
+
+    x, y = [], []
+    ramp = torch.linspace(-1, 1, side)
+    for name in GLYPH_DOMAINS:
+        label = torch.arange(per_domain) % 10
+        shift = uniform(-0.15, 0.15, 1)[:, 0], uniform(-0.15, 0.15, 1)[:, 0]
+        if name == "plain":
+            image = uniform(0.8, 1.0) - uniform(0.5, 0.8) * draw(label, 0.2, shift)
+        elif name == "thin":
+            stroke = -F.max_pool2d(-draw(label, 0.35, shift), 2, stride=1)
+            coarse = F.adaptive_avg_pool2d(stroke, (11, 11))
+            image = uniform(0.6, 0.9) - uniform(0.5, 0.8) * F.interpolate(coarse, size=(side, side), mode="nearest")
+        elif name == "texture":
+            angle, wave = uniform(0, 2 * math.pi), uniform(6, 20)
+            grating = torch.sin(wave * (ramp * angle.cos() + ramp[:, None] * angle.sin()) + uniform(0, 6.3))
+            ground = 0.3 + 0.15 * grating + 0.4 * (noise(6) - 0.5)
+            image = torch.lerp(ground, uniform(0.65, 0.95).expand_as(ground), draw(label, 0.35, shift))
+        else:
+            ground, colour = uniform(0, 1, 3, 1, 1), uniform(0, 1, 3, 1, 1)
+            contrast = (ground - colour).mean(1, keepdim=True)  # at least 0.3 in brightness, by moving the ink away
+            colour = (colour - contrast.sign() * (0.3 - contrast.abs()).clamp(min=0)).clamp(0, 1)
+            image = ground + 0.35 * (torch.cat([noise(5), noise(5), noise(5)], 1) - 0.5)
+            for _ in range(2):
+                other = torch.randint(10, (per_domain,), generator=rng)
+                angle = uniform(0, 2 * math.pi, 1)[:, 0]
+                piece = draw(other, 1.0, (1.1 * angle.cos(), 1.1 * angle.sin()))
+                image = torch.lerp(image, uniform(0, 1, 3, 1, 1).expand(-1, -1, side, side), 0.8 * piece)
+            image = torch.lerp(image, colour.expand(-1, -1, side, side), draw(label, 0.5, shift, 0.65, 1.0))
+            for _ in range(2):
+                image = F.avg_pool2d(image, 5, 1, 2, count_include_pad=False)
+        image = F.interpolate(image, size=(size, size), mode="bilinear", antialias=True)
+        image = image + 0.04 * torch.randn(per_domain, 1, size, size, generator=rng)
+        x.append((image.clamp(0, 1) * 255).round().byte().expand(-1, 3, -1, -1))
+        y.append(label)
+    domain = torch.arange(4).repeat_interleave(per_domain)
+    test = (torch.arange(per_domain) // 10 % 4 == 3).repeat(4)
+    return Dataset(torch.cat(x), torch.cat(y), domain, test, [str(d) for d in range(10)], GLYPH_DOMAINS)
+
+
+# ---------------------------------------------------------------------------------------------------- partitions
+# Each takes the labels (N,) as numpy and returns a list of K index arrays, disjoint; `rng` is a numpy generator.
+
+def iid(y, clients, rng):
+    """Shuffled, equal shares."""
+    return np.array_split(rng.permutation(len(y)), clients)
+
+
+def dirichlet(y, clients, beta, minimum, rng, tries=100):
+    """Per class, proportions over clients ~ Dir(beta), zero for clients that already hold >= N/K samples (FedTGP's and
+    FedSA's "practical" setting). Redrawn up to `tries` times until everyone has `minimum` samples, then topped up."""
+    best = None
+    for _ in range(tries):
+        sizes = np.zeros(clients, int)
+        parts = [[] for _ in range(clients)]
+        for c in np.unique(y):
+            index = rng.permutation(np.flatnonzero(y == c))
+            share = rng.dirichlet(np.full(clients, beta)) * (sizes < len(y) / clients)
+            if not share.sum() > 0:  # with a tiny beta the draw can sit on clients that are full
+                share = (sizes < len(y) / clients) / max(1, (sizes < len(y) / clients).sum())
+            cuts = np.round(np.cumsum(share / share.sum())[:-1] * len(index)).astype(int)
+            for part, piece in zip(parts, np.split(index, cuts)):
+                part.append(piece)
+            sizes = np.array([sum(map(len, part)) for part in parts])
+        if best is None or sizes.min() > min(map(len, best)):
+            best = [np.concatenate(part) for part in parts]
+        if sizes.min() >= minimum:
+            break
+    return top_up(best, minimum, rng)
+
+
+def pathological(y, clients, classes_per_client, minimum, rng):
+    """`classes_per_client` classes each; a class's samples are split at random, unbalanced points among its owners. Every
+    class is owned by someone when K * classes_per_client >= C."""
+    classes = np.unique(y)
+    owners = {c: [] for c in classes}
+    for client in range(clients):  # the least owned classes first, ties at random: balanced, distinct, covering
+        order = np.lexsort((rng.random(len(classes)), [len(owners[c]) for c in classes]))
+        for c in classes[order[:classes_per_client]]:
+            owners[c].append(client)
+    parts = [[np.empty(0, int)] for _ in range(clients)]
+    for c, holders in owners.items():
+        index = rng.permutation(np.flatnonzero(y == c))
+        if holders:
+            floor = min(-(-minimum // classes_per_client), len(index) // len(holders))
+            cuts = np.sort(rng.integers(0, len(index) - floor * len(holders) + 1, len(holders) - 1))
+            for client, piece in zip(rng.permutation(holders), np.split(index, cuts + floor * np.arange(1, len(holders)))):
+                parts[client].append(piece)
+    return top_up([np.concatenate(part) for part in parts], min(2, minimum), rng)
+
+
+def dominant(y, clients, share, rng):
+    """FedFM's NIID-2: equal sizes; a share of client i's samples is of class i mod C, the rest equally of the others. As
+    many samples per client as the scarcest class allows."""
+    classes = np.unique(y)
+    want = np.full((clients, len(classes)), (1 - share) / max(1, len(classes) - 1))
+    want[np.arange(clients), np.arange(clients) % len(classes)] = share if len(classes) > 1 else 1
+    have = np.array([(y == c).sum() for c in classes])
+    size = min(len(y) / clients, (have / np.maximum(want.sum(0), 1e-12)).min())
+    return deal(y, classes, np.floor(want * size + 1e-9).astype(int), rng)
+
+
+def missing(y, clients, absent, rng):
+    """FedFM's NIID-3: client i holds the classes i, i+1, ..., i+C-absent-1 (mod C), each class shared equally by its holders."""
+    classes = np.unique(y)
+    held = (np.arange(len(classes)) - np.arange(clients)[:, None]) % len(classes) < len(classes) - absent
+    have = np.array([(y == c).sum() for c in classes])
+    return deal(y, classes, held * (have // np.maximum(held.sum(0), 1)), rng)
+
+
+def by_domain(y, domain, domain_of_client, amount, rng):
+    """Domain skew: client i holds images of domain `domain_of_client[i]` only: a share `amount` <= 1 of that domain, or
+    `amount` > 1 images of each class; disjoint within a domain. Raises ValueError where a domain has too few images."""
+    parts, taken = [], {}
+    stock = {d: rng.permutation(np.flatnonzero(domain == d)) for d in sorted(set(domain_of_client))}
+    for d in domain_of_client:
+        nth, index = taken.get(d, 0), stock[d]
+        taken[d] = nth + 1
+        piles = [index] if amount <= 1 else [index[y[index] == c] for c in np.unique(y[index])]
+        size = round(amount * len(index)) if amount <= 1 else int(amount)
+        if any((nth + 1) * size > len(pile) for pile in piles) and not (amount <= 1 and (nth + 1) * amount <= 1):
+            raise ValueError(f"domain {d} has {min(map(len, piles))} images{' of its scarcest class' if amount > 1 else ''}, "
+                             f"too few for {nth + 1} clients with {size} each")
+        parts.append(np.concatenate([pile[nth * size:(nth + 1) * size] for pile in piles]))
+    return parts
+
+
+def deal(y, classes, counts, rng):
+    """Give client i `counts[i, c]` samples of the c-th class; counts (K, C)."""
+    parts = [[] for _ in counts]
+    for c, column in zip(classes, counts.T):
+        index = rng.permutation(np.flatnonzero(y == c))
+        for part, piece in zip(parts, np.split(index, np.cumsum(column))):
+            part.append(piece)
+    return [np.concatenate(part) for part in parts]
+
+
+def top_up(parts, minimum, rng):
+    """Move samples from the largest clients to those below `minimum`, and say so."""
+    poor = [i for i, part in enumerate(parts) if len(part) < minimum]
+    for i in poor:
+        while len(parts[i]) < minimum:
+            donor = max(range(len(parts)), key=lambda j: len(parts[j]))
+            give = min(minimum - len(parts[i]), max(1, len(parts[donor]) - minimum))
+            moved = rng.permutation(parts[donor])
+            parts[i], parts[donor] = np.concatenate([parts[i], moved[:give]]), moved[give:]
+    if poor:
+        print(f"note: {len(poor)} of {len(parts)} clients drew fewer than {minimum} samples and were topped up from the largest")
+    return parts
+
+
+def partition(args, y, domain, domains):
+    """Split samples with labels y (N,) and domains (N,) over args.clients by args.partition -> list of K index arrays.
+
+    Exits with status 2, naming flag, value and range, where the request cannot be met."""
+    rng = generator(args.seed, "partition")
+    K, classes = args.clients, len(np.unique(y))
+    if args.partition == "domain":
+        index = {name: d for d, name in enumerate(domains)}
+        if args.domain_clients is None:  # client i holds domain i mod n
+            assigned = [i % len(domains) for i in range(K)]
+        else:
+            unknown = [name for name in args.domain_clients if name not in index]
+            if unknown:
+                usage(f"--domain-clients {unknown[0]}: no such domain, choose from {', '.join(domains)}")
+            assigned = [index[name] for name, n in args.domain_clients.items() for _ in range(n)]
+            args.clients = len(assigned)
+        try:
+            return by_domain(y, domain, assigned, args.domain_fraction, rng)
+        except ValueError as error:
+            usage(f"--domain-fraction {args.domain_fraction:g}: {error}")
+    if K > len(y) // 2:
+        usage(f"--clients {K}: must be in [1, {len(y) // 2}], half the number of samples")
+    minimum = max(2, min(2 * args.batch_size, len(y) // K))
+    if args.partition == "iid":
+        return iid(y, K, rng)
+    if args.partition == "dirichlet":
+        return dirichlet(y, K, args.beta, minimum, rng)
+    if args.partition == "pathological":
+        if args.classes_per_client > classes:
+            usage(f"--classes-per-client {args.classes_per_client}: must be in [1, {classes}], the number of classes")
+        return pathological(y, K, args.classes_per_client, minimum, rng)
+    if args.partition == "dominant":
+        return dominant(y, K, args.dominant_share, rng)
+    if args.missing >= classes:
+        usage(f"--missing {args.missing}: must be in [0, {classes - 1}], fewer than the classes")
+    return missing(y, K, args.missing, rng)
+
+
+# -------------------------------------------------------------------------------------------------------- models
+
+RESNETS = ["resnet4", "resnet6", "resnet8", "resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
+HTCNN8 = [f"htcnn8-{i}" for i in range(1, 9)]
+GROUPS = {"htfe2": ["cnn4", "resnet18"],
+          "htfe3": ["resnet10", "resnet18", "resnet34"],
+          "htfe4": ["cnn4", "googlenet", "mobilenet_v2", "resnet18"],
+          "htfe5": ["googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50"],
+          "htfe8": ["cnn4", "googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"],
+          "htfe9": RESNETS, "htcnn8": HTCNN8}
+HTC4 = [(), (512,), (256,), (128,)]  # hidden layers of the four heterogeneous classifiers
+SINGLE = ["cnn4", "lsa_cnn", *RESNETS, "googlenet", "mobilenet_v2"]
+MODELS = [*SINGLE, *GROUPS, "res34-htc4", "htfe8-htc4"]
+
+
+def architecture(model, client):
+    """(feature extractor, hidden layers of the classifier) of client i: the (i mod X)-th of a group of X."""
+    name, heads = (model[:-5], HTC4) if model.endswith("-htc4") else (model, [()])
+    group = GROUPS.get(name, [name.replace("res34", "resnet34")])
+    return group[client % len(group)], heads[client % len(heads)]
+
+
+class Net(nn.Module):
+    """A feature extractor and a classifier. Takes uint8 images (B, channels, height, width) and normalises them itself.
+
+    `features(x)` -> (B, D), `classifier(z)` -> (B, C), `net(x)` composes them. Whatever the extractor returns is brought to
+    D numbers by adaptive average pooling; with `sphere` the features are L2-normalised."""
+
+    def __init__(self, extractor, classifier, feature_dim, mean=(0.5,), std=(0.5,), sphere=False):
+        super().__init__()
+        self.extractor, self.classifier, self.feature_dim, self.sphere = extractor, classifier, feature_dim, sphere
+        mean, std = torch.tensor(mean).view(1, -1, 1, 1), torch.tensor(std).view(1, -1, 1, 1)
+        self.register_buffer("scale", 1 / (255 * std), persistent=False)
+        self.register_buffer("shift", -mean / std, persistent=False)
+
+    def features(self, x):
+        z = self.extractor(torch.addcmul(self.shift, self.scale, x.to(self.scale.dtype)))
+        if z.shape[1] != self.feature_dim:
+            z = F.adaptive_avg_pool1d(z, self.feature_dim)
+        return F.normalize(z, dim=1) if self.sphere else z
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+def convnet(channels, size, convolutions=2, hidden=(512,)):
+    """[conv 5x5, ReLU, pool 2] x (1 or 2), then fully connected layers with ReLU; cnn4 is the default (McMahan et al. 2017).
+    Pooling comes before the ReLU: the same function, on a quarter of the numbers."""
+    layers = []
+    for width in (32, 64)[:convolutions]:
+        layers += [nn.Conv2d(channels, width, 5), nn.MaxPool2d(2), nn.ReLU()]
+        channels, size = width, (size - 4) // 2
+    layers.append(nn.Flatten())
+    return nn.Sequential(*layers, *mlp([channels * size * size, *hidden]))
+
+
+def mlp(widths):
+    """Linear layers, each followed by a ReLU."""
+    return [layer for a, b in zip(widths, widths[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
+
+
+class Grey(nn.Module):
+    """One-channel images to three equal channels, for the extractors that torchvision builds for colour."""
+
+    def forward(self, x):
+        return x.expand(-1, 3, -1, -1)
+
+
+def feature_extractor(name, channels, size, feature_dim, small_stem=False):
+    """An extractor by name, for images (B, channels, size, size) -> (B, whatever it has)."""
+    if name == "cnn4":
+        return convnet(channels, size)
+    if name == "lsa_cnn":  # encoder to 512, projector to D
+        return nn.Sequential(convnet(channels, size), nn.Linear(512, feature_dim))
+    if name in HTCNN8:
+        number = HTCNN8.index(name)
+        return convnet(channels, size, 1 + number % 2, [(512,), (512, 512), (1024, 512), (1024, 512, 512)][number // 2])
+    from torchvision import models
+    if name == "googlenet":
+        net = models.googlenet(weights=None, aux_logits=False, init_weights=True)
+        net.dropout = net.fc = nn.Identity()
+    elif name == "mobilenet_v2":
+        net = models.mobilenet_v2(weights=None)
+        net.classifier = nn.Identity()
+    elif name in RESNETS[:4]:  # one basic block in each of the first 1, 2, 3 or 4 stages
+        net = models.resnet.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1])
+        for stage in range(RESNETS.index(name) + 2, 5):
+            setattr(net, f"layer{stage}", nn.Identity())
+        net.fc = nn.Identity()
+    else:
+        net = getattr(models, name)(weights=None)
+        net.fc = nn.Identity()
+    if small_stem and name in RESNETS:
+        net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    return net if channels == 3 else nn.Sequential(Grey(), net)
+
+
+def build_net(args, channels, size, classes, client=0):
+    """Client i's model on args.device. The same architecture starts from the same weights, whichever client holds it."""
+    name, hidden = architecture(args.model, client)
+
+    def make():
+        extractor = feature_extractor(name, channels, size, args.feature_dim, args.small_stem)
+        head = nn.Sequential(*mlp([args.feature_dim, *hidden]), nn.Linear((args.feature_dim, *hidden)[-1], classes))
+        return Net(extractor, head if hidden else head[0], args.feature_dim, sphere=name == "lsa_cnn")
+    net = seeded(make, args.seed, f"weights {name} {hidden}")
+    return net.to(args.device, memory_format=torch.channels_last)  # convolutions are fastest there, on CPU and GPU
+
+
+@dataclass
+class Client:
+    """One client of a personalised method: its own model and its own data."""
+    id: int
+    net: Net
+    train: Samples
+    test: Samples
+    test_features: torch.Tensor = None  # kept from the last evaluation until the model is trained again
+
+
+def make_clients(args):
+    """Load the data, divide it over args.clients, split each client's share 75/25 into train and test (as the papers of
+    personalised methods do: train and test images are pooled first), and give each client its model.
+
+    Sets args.classes (C), args.class_names and args.counts (K, C), the training samples per client and class."""
+    data = load_dataset(args)
+    parts = partition(args, data.y.numpy(), data.domain.numpy(), data.domains)
+    clients, nets = [], {}
+    for i, part in enumerate(parts):
+        part = torch.from_numpy(generator(args.seed, "train/test", i).permutation(part))
+        cut = math.ceil(0.75 * len(part))
+        train, test = (Samples(data.x[p].to(args.device), data.y[p].to(args.device)) for p in (part[:cut], part[cut:]))
+        kind = architecture(args.model, i)
+        if kind not in nets:
+            nets[kind] = build_net(args, *data.x.shape[1:3], len(data.classes), i)
+        clients.append(Client(i, copy.deepcopy(nets[kind]), train, test))
+    describe(args, data, clients)
+    return clients
+
+
+def describe(args, data, clients):
+    """Note on args what the run folder and the plots need, and print one line about the federation."""
+    args.classes, args.class_names = len(data.classes), data.classes
+    args.counts = np.stack([np.bincount(c.train.y.cpu().numpy(), minlength=args.classes) for c in clients])
+    sizes, held = args.counts.sum(1), (args.counts > 0).sum(1)
+    print(f"{args.dataset}: {len(data.y)} images {tuple(data.x.shape[1:])}, {args.classes} classes; {len(clients)} clients with "
+          f"{sizes.min()}-{sizes.max()} training images of {held.min()}-{held.max()} classes ({args.partition})")
+
+
+# ------------------------------------------------------------------------------------------------ local training
+
+def distances(a, b):
+    """Euclidean distances φ between the rows of a (n, D) and b (m, D) -> (n, m), exact also where they are small."""
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def participants(t, clients, args):
+    """The clients of round t: a share ρ (args.participation) of all, at least one, in the order of their numbers."""
+    size = max(1, round(args.participation * len(clients)))
+    return [clients[i] for i in sorted(generator(args.seed, "participants", t).choice(len(clients), size, replace=False))]
+
+
+def minibatches(n, batch_size, epochs, rng):
+    """Index tensors over n samples, shuffled anew in each epoch.
+
+    The last, smaller batch is used too (much published code drops it). BatchNorm cannot train on a single image, so one
+    left over joins the batch before it, and a client's only image is taken twice (the mean loss stays the same)."""
+    for _ in range(epochs):
+        order = torch.from_numpy(rng.permutation(n) if n > 1 else np.zeros(2, int))
+        batches = list(order.split(batch_size))
+        if len(batches) > 1 and len(batches[-1]) == 1 < batch_size:
+            batches[-2:] = [torch.cat(batches[-2:])]
+        yield from batches
+
+
+def sgd_step(module, loss, args):
+    """A function (x, y) -> loss (a detached scalar) that takes one SGD step on the module's weights. Momentum, where there
+    is any, starts at zero here and so never outlives a client's round."""
+    optimizer = torch.optim.SGD(module.parameters(), args.lr, args.momentum, weight_decay=args.weight_decay, fused=True)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        value = loss(x, y)
+        value.backward()
+        optimizer.step()
+        return value.detach()
+    return step
+
+
+def for_each_client(update, clients, args, t):
+    """`[update(client) for client in clients]`, side by side on args.workers single-threaded workers, largest client first.
+
+    The last thing that `update` returns is the client's mean loss; if it is not finite the run stops (SystemExit 1)."""
+    order = sorted(range(len(clients)), key=lambda j: -len(clients[j].train.y))
+    results, start, tty = [None] * len(clients), time.time(), sys.stdout.isatty()
+
+    def work(j):
+        results[j] = update(clients[j])
+        clients[j].test_features = None
+
+    with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for done, _ in enumerate(pool.map(work, order), 1):
+            if tty and time.time() - start > 2:
+                print(f"round {t}: {done}/{len(clients)} clients", end="\r", flush=True)
+    for client, result in zip(clients, results):
+        if not math.isfinite(result[-1]):
+            sys.exit(f"client {client.id}'s loss is {float(result[-1])} in round {t}: lower --lr {args.lr:g} or the weights of "
+                     "the method's own losses")
+    return results
+
+
+# ---------------------------------------------------------------------------------------------------- evaluation
+
+@torch.no_grad()
+def extract(net, x):
+    """Features (n, D) of images x (n, ...), in eval mode, in batches."""
+    net.eval()
+    z = [net.features(batch) for batch in x.split(1000 if x.is_cuda else 100)]  # small batches stay in a core's cache
+    net.train()
+    return torch.cat(z) if z else torch.empty(0, net.feature_dim, device=x.device)
+
+
+def class_means(net, data, classes):
+    """P_i^c = mean of f(x) over the client's samples of class c: the local prototypes (FedTGP Eq. 2, FedSA Eq. 2).
+
+    Returns prototypes (C, D), zero where the client lacks the class, and counts n_ic (C,)."""
+    member = F.one_hot(data.y, classes).to(torch.float32)
+    counts = member.sum(0)
+    return member.T @ extract(net, data.x) / counts.clamp(min=1).unsqueeze(1), counts
+
+
+def nearest_prototype(z, prototypes, present):
+    """Predict the class of the nearest prototype (Euclidean): z (n, D), prototypes (C, D), present (C,) bool -> (n,)."""
+    return torch.cdist(z, prototypes).masked_fill(~present, math.inf).argmin(1)
+
+
+@torch.no_grad()
+def evaluate_personal(clients, prototypes, present, args, t):
+    """Accuracy in % of every client's own model on its own test share, Σ correct / Σ test samples over all clients, predicted
+    by the classifier and by the nearest prototype in one pass. nan in rounds that --eval-every leaves out."""
+    if t % args.eval_every and t != args.rounds:
+        return {"classifier": math.nan, "prototype": math.nan}
+
+    def correct(client):
+        if client.test_features is None:
+            client.test_features = extract(client.net, client.test.x)
+        z, y = client.test_features, client.test.y
+        return torch.stack([(client.net.classifier(z).argmax(1) == y).sum(),
+                            (nearest_prototype(z, prototypes, present) == y).sum()])
+
+    with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        totals = torch.stack(list(pool.map(torch.no_grad()(correct), clients))).sum(0).tolist()
+    n = sum(len(client.test.y) for client in clients)
+    classifier, prototype = (100 * c / n if n else math.nan for c in totals)
+    return {"classifier": classifier, "prototype": prototype}
+
+
+# ---------------------------------------------------------------------------------------------------- run folder
+
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]  # Okabe & Ito: safe for
+# colour-blind readers; accuracy by the headline prediction is always the first, its companion the second
+
+
+class Run:
+    """One run's folder, its log, its printed lines and its pictures.
+
+    `for t in run.rounds():` gives the rounds 1..T, `run.report(t, ...)` ends each one."""
+
+    def __init__(self, args, headline):
+        self.args, self.headline, self.rows = args, headline, []
+        name = f"{args.script}-{args.dataset.replace('/', '_')}-s{args.seed}"
+        for number in itertools.count(1):
+            self.folder = Path(args.out, name if number == 1 else f"{name}-{number}")
+            try:
+                self.folder.mkdir(parents=True)
+                break
+            except FileExistsError:
+                continue
+        (self.folder / "args.json").write_text(json.dumps(settings(args), indent=1) + "\n")
+        if not args.no_plots:
+            self.plot(plot_partition, "partition.png", args)
+
+    def plot(self, draw, name, *data):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import matplotlib
+            matplotlib.use("Agg")
+            import matplotlib.pyplot as plt
+            figure = draw(plt, *data)
+            figure.savefig(self.folder / name, dpi=150, bbox_inches="tight")
+            plt.close(figure)
+
+    def rounds(self):
+        """Yield 1..args.rounds; afterwards draw the curves."""
+        self.first = time.time()
+        for t in range(1, self.args.rounds + 1):
+            self.start = time.time()
+            yield t
+        if not self.args.no_plots and self.rows:
+            self.plot(plot_curves, "curves.png", self.rows, self.headline, self.args)
+
+    def report(self, t, scores, loss, up, down, **extra):
+        """End round t: write a row to log.csv and print a line.
+
+        scores {prediction: accuracy in %} (nan in rounds without evaluation), the clients' mean loss, numbers sent up and
+        down by all clients together, and whatever else the method wants logged."""
+        extra = {name: float(value) for name, value in extra.items()}
+        row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()}, "loss": float(loss),
+               "up": int(up), "down": int(down), "seconds": round(time.time() - self.start, 3), **extra}
+        self.rows.append(row)
+        with open(self.folder / "log.csv", "a", newline="") as file:
+            writer = csv.DictWriter(file, row)
+            if len(self.rows) == 1:
+                writer.writeheader()
+            writer.writerow(row)
+        left = (time.time() - self.first) / t * (self.args.rounds - t)
+        ordered = sorted(scores.items(), key=lambda item: item[0] != self.headline)
+        accuracy = "not evaluated" if math.isnan(row["accuracy"]) else "  ".join(f"{k} {v:5.2f}" for k, v in ordered)
+        more = "".join(f"  {k} {v:.4g}" for k, v in extra.items())
+        print(f"round {t:{len(str(self.args.rounds))}}/{self.args.rounds}  {accuracy}  loss {row['loss']:.4f}{more}  "
+              f"up {short(up)}  down {short(down)}  {row['seconds']:.2f} s  left {clock(left)}", flush=True)
+
+    def finish(self):
+        """Print the run's last lines; returns {"best": %, "final": %}."""
+        scored = [r for r in self.rows if not math.isnan(r["accuracy"])]
+        best = max(scored, key=lambda r: r["accuracy"], default=None)
+        if best:
+            up, down = (sum(r[k] for r in self.rows) for k in ("up", "down"))
+            print(f"best {best['accuracy']:.2f} % by {self.headline} in round {best['round']}, final {scored[-1]['accuracy']:.2f} %; "
+                  f"traffic {short(up)} numbers up, {short(down)} down; {clock(time.time() - self.first)} in all")
+            for where, accuracy in self.args.published:
+                print(f"published for exactly these settings: {accuracy} % ({where}); this run's best round: {best['accuracy']:.2f} %")
+        else:
+            print("no accuracy: no client has test images")
+        print(f"everything is in {self.folder}")
+        return {"best": best["accuracy"], "final": scored[-1]["accuracy"]} if best else {}
+
+
+def short(number):
+    """1234567 -> 1.23 M"""
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}" if number < 999.5 * scale else f"{number / scale:.0f} {unit}"
+    return f"{int(number)}"
+
+
+def clock(seconds):
+    """75 -> 1:15, 3675 -> 1:01:15"""
+    hours, rest = divmod(round(seconds), 3600)
+    return (f"{hours}:" if hours else "") + f"{rest // 60:0{2 if hours else 1}}:{rest % 60:02}"
+
+
+def plot_partition(plt, args):
+    """The papers' bubble plot: clients across, classes up, the area of a dot the number of training samples."""
+    K, C = args.counts.shape
+    figure, axis = plt.subplots(figsize=(max(4, min(14, 1.6 + 0.32 * K)), max(2.8, min(10, 1.4 + 0.3 * C))))
+    client, kind = np.nonzero(args.counts)
+    count = args.counts[client, kind]
+    cell = min(72 * (figure.get_figwidth() - 1.2) / K, 72 * (figure.get_figheight() - 1) / C)
+    axis.scatter(client, kind, s=np.maximum(1, (1.25 * cell) ** 2 * count / count.max()), color=COLOURS[0], alpha=0.7, linewidths=0)
+    every = -(-C // 40)
+    axis.set_yticks(range(0, C, every), [str(n)[:14] for n in args.class_names[::every]])
+    axis.set(xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3), xlabel=f"client ({K})", ylabel=f"class ({C})",
+             title=f"{args.dataset}, {partition_name(args)}: {args.counts.sum()} training images,\nlargest dot {count.max()}")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.grid(alpha=0.25, linewidth=0.5)
+    axis.set_axisbelow(True)
+    return figure
+
+
+def partition_name(args):
+    detail = {"dirichlet": f"Dirichlet β = {args.beta:g}", "pathological": f"{args.classes_per_client} classes per client",
+              "dominant": f"{args.dominant_share:.0%} one class", "missing": f"{args.missing} classes missing", "domain": "by domain"}
+    return detail.get(args.partition, args.partition)
+
+
+def plot_curves(plt, rows, headline, args):
+    """Accuracy over rounds, accuracy over traffic, and the losses."""
+    scored = [r for r in rows if not math.isnan(r["accuracy"])]
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    traffic = np.cumsum([r["up"] + r["down"] for r in rows])
+    names = [headline, *(k[4:] for k in rows[0] if k.startswith("acc_") and k[4:] != headline)]
+    for name, colour, style in zip(names, COLOURS, ["-", "--", ":", "-."]):
+        values = [r[f"acc_{name}"] for r in scored]
+        left.plot([r["round"] for r in scored], values, style, color=colour, label=f"by {name}")
+        middle.plot([traffic[r["round"] - 1] for r in scored], values, style, color=colour, label=f"by {name}")
+    best = max(scored, key=lambda r: r["accuracy"], default=None)
+    if best:
+        left.plot(best["round"], best["accuracy"], "o", color=COLOURS[0])
+        left.annotate(f"{best['accuracy']:.1f}", (best["round"], best["accuracy"]), textcoords="offset points", xytext=(0, 5), ha="center")
+        left.legend()
+    left.set(xlabel="round", ylabel="test accuracy (%)", title=f"{args.script} on {args.dataset}, {partition_name(args)}, seed {args.seed}")
+    middle.set(xlabel="numbers sent up and down, all clients", ylabel="test accuracy (%)", title="accuracy over traffic")
+    losses = {label: [r[key] for r in rows] for key, label in (("loss", "clients' mean"), ("server_loss", "server")) if key in rows[0]}
+    values = sum(losses.values(), [])
+    for (label, curve), colour, style in zip(losses.items(), COLOURS[2:], ["-", "--"]):
+        right.plot([r["round"] for r in rows], curve, style, color=colour, label=label)
+    right.set(xlabel="round", ylabel="loss", title="training loss", yscale="log" if 0 < 10 * min(values) < max(values) else "linear")
+    right.legend()
+    for axis in (left, middle, right):
+        axis.grid(alpha=0.25)
+        if axis is not middle:
+            axis.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+# -------------------------------------------------------------------------------------------------- command line
+
+def cores():
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def usage(message):
+    """Bad input: one line on stderr, exit status 2."""
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        usage(message.replace("argument ", "", 1))
+
+
+def number(kind, interval):
+    """An argparse type: an int or a float in an interval written as in mathematics, e.g. "(0, 1]" or "[1, inf)"."""
+    low, high = (float(v) for v in interval.strip("[]()").split(","))
+
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not ((low <= value if interval[0] == "[" else low < value) and (value <= high if interval[-1] == "]" else value < high)):
+            raise argparse.ArgumentTypeError(f"{text}: must be {'a whole number' if kind is int else 'a number'} in {interval}")
+        return value
+    return parse
+
+
+def domain_clients(text):
+    """argparse type: "mnist:1,usps:4" -> {"mnist": 1, "usps": 4}"""
+    pairs = [part.rsplit(":", 1) for part in text.split(",")]
+    if any(len(pair) != 2 or not pair[1].isdigit() or int(pair[1]) < 1 for pair in pairs):
+        raise argparse.ArgumentTypeError(f"{text}: must be NAME:CLIENTS[,NAME:CLIENTS ...] with at least 1 client each")
+    return {name: int(n) for name, n in pairs}
+
+
+def device(text):
+    """argparse type: auto, cpu, cuda, cuda:N or mps -> a name that torch can use here"""
+    if text == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=text)
+    except Exception as error:
+        raise argparse.ArgumentTypeError(f"{text}: must be auto, cpu or a device that torch sees here ({str(error).splitlines()[0][:80]})")
+    return text
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    pass
+
+
+def make_parser(script, doc, defaults, method_flags):
+    """The flags that all scripts share, the method's own, and the preset's values as defaults."""
+    parser = Parser(prog=script, description=doc, formatter_class=HelpFormatter, allow_abbrev=False, argument_default=None)
+    data, federation, model, training, method, run = (parser.add_argument_group(g) for g in
+                                                      ("data", "federation", "model", "training", "method", "run"))
+    data.add_argument("--dataset", default="glyphs", metavar="NAME",
+                      help=f"glyphs (embedded), {', '.join(TORCHVISION)}, or the name of an image folder under --data")
+    data.add_argument("--data", default="./data", metavar="FOLDER", help="where image folders and downloads lie")
+    data.add_argument("--subset", type=number(float, "(0, 1]"), default=1.0, metavar="SHARE", help="a random share of the data, for slow machines")
+    data.add_argument("--image-size", type=number(int, "[16, 1024]"), metavar="PIXELS", help="resize images (None: the dataset's own size)")
+    add = federation.add_argument
+    add("--clients", type=number(int, "[1, inf)"), default=20, help="K")
+    add("--participation", type=number(float, "(0, 1]"), default=1.0, help="ρ, the share of clients in a round")
+    add("--partition", choices=["iid", "dirichlet", "pathological", "dominant", "missing", "domain"], default="dirichlet", help="how data is divided over clients")
+    add("--beta", type=number(float, "(0, inf)"), default=0.1, help="β of the Dirichlet partition")
+    add("--classes-per-client", type=number(int, "[1, inf)"), default=2, help="of the pathological partition")
+    add("--missing", type=number(int, "[0, inf)"), default=1, help="classes that each client lacks in the partition 'missing'")
+    add("--dominant-share", type=number(float, "(0, 1]"), default=0.46, help="of a client's one large class in the partition 'dominant'")
+    add("--domain-clients", type=domain_clients, metavar="NAME:N,...", help="clients per domain (None: client i holds domain i mod n)")
+    add("--domain-fraction", type=number(float, "(0, inf)"), default=1.0,
+        help="share of its domain that a client holds in the partition 'domain'; above 1: images per class")
+    add = model.add_argument
+    add("--model", choices=MODELS, default="cnn4", metavar="NAME", help=f"one for all ({', '.join(SINGLE)}) or a group in which client i has the (i mod X)-th ({', '.join(MODELS[len(SINGLE):])})")
+    add("--feature-dim", type=number(int, "[1, 65536]"), default=512, help="D, the size of a prototype")
+    add("--small-stem", action="store_true", help="ResNets: 3x3 stride 1, no max-pool, instead of the 7x7 stem")
+    add = training.add_argument
+    add("--rounds", type=number(int, "[1, inf)"), default=1000, help="T")
+    add("--local-epochs", type=number(int, "[1, inf)"), default=1, help="E")
+    add("--batch-size", type=number(int, "[1, inf)"), default=10, help="B")
+    add("--lr", type=number(float, "(0, inf)"), default=0.01, help="learning rate η")
+    add("--momentum", type=number(float, "[0, 1)"), default=0.0, help="of SGD; starts at zero in every round")
+    add("--weight-decay", type=number(float, "[0, inf)"), default=0.0, help="of SGD")
+    add = run.add_argument
+    add("--seed", type=number(int, "[0, 4294967295]"), default=0, help="of everything random")
+    add("--trials", type=number(int, "[1, inf)"), default=1, help="repeat with the seeds SEED, SEED+1, ... and print mean ± std")
+    add("--device", type=device, default="auto", help="auto, cpu, cuda, cuda:1, mps ...")
+    add("--workers", type=number(int, "[0, 1024]"), default=0, help="clients trained side by side (0: one per core; results do not depend on it)")
+    add("--eval-every", type=number(int, "[1, inf)"), default=1, metavar="ROUNDS", help="evaluate every so many rounds, and in the last")
+    add("--out", default="runs", metavar="FOLDER", help="where run folders are made")
+    add("--no-plots", action="store_true", help="no pictures")
+    method_flags(method)
+    parser.set_defaults(**defaults)
+    return parser
+
+
+NOT_SETTINGS = {"device", "workers", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "script", "data"}
+
+
+def settings(args, skip=()):
+    """The settings that decide a run's numbers, JSON-ready."""
+    return {k: v for k, v in vars(args).items() if k not in NOT_SETTINGS and k not in skip}
+
+
+def parse(script, doc, presets, paper, method_flags, settle, argv):
+    """Command line -> args: flags typed by the user over the dataset's preset over the shared defaults."""
+    def read(words):
+        first = Parser(prog=script, add_help=False, allow_abbrev=False)
+        first.add_argument("--dataset", default="glyphs")
+        name = first.parse_known_args(words)[0].dataset
+        args = make_parser(script + ".py", doc, presets.get(name, presets["cifar10"]), method_flags).parse_args(words)
+        settle(args)
+        return args
+    args = read(argv)
+    if not args.dataset.strip("./") or args.dataset.startswith("-"):
+        usage(f"--dataset {args.dataset!r}: must be a name")
+    args.device = device(args.device)
+    args.workers = args.workers or (cores() if args.device == "cpu" else 1)
+    args.script = script
+    images, classes = {"glyphs": (8000, 10), **{n: v[1:3] for n, v in TORCHVISION.items()}}.get(args.dataset, (math.inf, math.inf))
+    if args.partition != "domain" and args.clients > images * args.subset // 2:
+        usage(f"--clients {args.clients}: must be in [1, {images * args.subset // 2:.0f}], half the number of samples")
+    if args.partition == "pathological" and args.classes_per_client > classes:
+        usage(f"--classes-per-client {args.classes_per_client}: must be in [1, {classes}], the number of classes")
+    if args.partition == "missing" and args.missing >= classes:
+        usage(f"--missing {args.missing}: must be in [0, {classes - 1}], fewer than the classes")
+    ours = settings(args, ("seed", "eval_every"))
+    args.published = [(where, accuracy) for command, where, accuracy in paper
+                      if settings(read(command.split()), ("seed", "eval_every")) == ours]
+    return args
+
+
+def launch(main, doc, presets, paper, method_flags, settle=lambda args: None, argv=None):
+    """Run a method script: read the command line, call main(args) once per trial, print mean ± std of the trials.
+
+    presets: {dataset: {setting: value}}, cifar10's for datasets not named; paper: [(command line, table, accuracy)], the
+    published rows; method_flags(group) adds the method's own flags; settle(args) fills defaults that depend on other flags."""
+    script = Path(sys.argv[0]).stem if argv is None else main.__module__
+    args = parse(script, doc, presets, paper, method_flags, settle, sys.argv[1:] if argv is None else argv)
+    if args.device == "cpu":
+        torch.set_num_threads(1)  # parallelism is over clients; one thread each keeps results independent of --workers
+    results = []
+    try:
+        for seed in range(args.seed, args.seed + args.trials):
+            results.append(main(argparse.Namespace(**{**vars(args), "seed": seed})))
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        raise SystemExit(130)
+    if args.trials > 1 and all(results):
+        for key in ("best", "final"):
+            values = np.array([r[key] for r in results])
+            print(f"{key} of {args.trials} trials: {values.mean():.2f} ± {values.std(ddof=1):.2f} %")
+    return results
