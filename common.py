@@ -8,6 +8,7 @@ Shapes in docstrings: N images, K clients, C classes, D features, B images in a 
 """
 
 import argparse
+import collections
 import copy
 import csv
 import functools
@@ -67,7 +68,7 @@ class Samples(NamedTuple):
 # name -> torchvision class, images (train + test), classes, side in pixels
 TORCHVISION = {"cifar10": ("CIFAR10", 60000, 10, 32), "cifar100": ("CIFAR100", 60000, 100, 32),
                "mnist": ("MNIST", 70000, 10, 28), "fmnist": ("FashionMNIST", 70000, 10, 28),
-               "flowers102": ("Flowers102", 8189, 102, 64)}
+               "flowers102": ("Flowers102", 8189, 102, 64), "usps": ("USPS", 9298, 10, 16), "svhn": ("SVHN", 99289, 10, 32)}
 FOLDER_SIZES = {"tinyimagenet": 64, "cinic10": 32, "digits": 32, "digit5": 64, "office": 64, "pacs": 64, "domainnet": 64}
 IMAGE_ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 LAYOUT = "{0}/train/<class>/*.png and {0}/test/<class>/*.png, or with domains {0}/<domain>/{{train,test}}/<class>/*.png"
@@ -85,6 +86,8 @@ def load_dataset(args):
         data = image_folder(folder, size)
     elif args.dataset in TORCHVISION:
         data = torchvision_dataset(args.dataset, Path(args.data, "torchvision"), folder, args.image_size)
+    elif args.dataset == "digits":
+        data = downloaded_digits(Path(args.data, "torchvision"), folder, args.image_size or 32)
     else:
         sys.exit(f"no data: looked for the folder {folder}\n  wanted: {LAYOUT.format(folder)}\n"
                  "  try: --data FOLDER if it lies elsewhere, or --dataset glyphs, which needs no files")
@@ -100,17 +103,19 @@ def torchvision_dataset(name, root, folder, size=None):
     import torchvision
     kind = getattr(torchvision.datasets, TORCHVISION[name][0])
     size = size or TORCHVISION[name][3]
-    splits = [{"split": s} for s in ("train", "val", "test")] if name == "flowers102" else [{"train": True}, {"train": False}]
+    splits = {"flowers102": [{"split": "train"}, {"split": "val"}, {"split": "test"}],
+              "svhn": [{"split": "train"}, {"split": "test"}]}.get(name, [{"train": True}, {"train": False}])
     try:
         parts = [kind(root, download=True, **split) for split in splits]
     except Exception as error:  # torchvision raises URLError, RuntimeError, ConnectionError ... by dataset and version
         sys.exit(f"no data: {name} is neither in {folder} nor in {root}, and the download failed ({error})\n"
                  f"  wanted: {LAYOUT.format(folder)}\n  try: --dataset glyphs, which needs no download")
-    y = torch.cat([torch.as_tensor(part.targets if hasattr(part, "targets") else part._labels) for part in parts]).long()
+    label = next(key for key in ("targets", "labels", "_labels") if hasattr(parts[0], key))
+    y = torch.cat([torch.as_tensor(getattr(part, label)) for part in parts]).long()
     test = torch.cat([torch.full((len(part),), part is parts[-1]) for part in parts])
     if hasattr(parts[0], "data"):
         x = torch.cat([torch.as_tensor(np.asarray(part.data)) for part in parts])
-        x = x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)  # grey images have one channel
+        x = x.unsqueeze(1) if x.ndim == 3 else x if name == "svhn" else x.permute(0, 3, 1, 2)  # grey images have one channel
         if x.shape[-1] != size:
             x = torch.cat([F.interpolate(b.float(), size=(size, size), mode="bilinear", antialias=True).round().byte() for b in x.split(1000)])
     else:  # files, decoded on access
@@ -121,6 +126,17 @@ def torchvision_dataset(name, root, folder, size=None):
         x, = cached(root / f"{name}-{size}px.pt", f"{name} {size}", read)
     classes = getattr(parts[0], "classes", None) or [str(c) for c in range(int(y.max()) + 1)]
     return Dataset(x, y, torch.zeros_like(y), test, list(classes), [name])
+
+
+def downloaded_digits(root, folder, size):
+    """MNIST, USPS, SVHN (downloaded) and SYN, 25,000 coloured digits that we render, as four domains in colour."""
+    parts = [torchvision_dataset(name, root, folder, size) for name in ("mnist", "usps", "svhn")]
+    x, = cached(root / f"syn-{size}px.pt", "syn", lambda: [torch.cat([render("clutter", 2500, size, 100 + k) for k in range(10)])])
+    index = torch.arange(len(x))
+    parts.append(Dataset(x, index % 10, None, index // 10 % 5 == 4, None, None))
+    return Dataset(torch.cat([part.x.expand(-1, 3, -1, -1) for part in parts]), torch.cat([part.y for part in parts]),
+                   torch.arange(4).repeat_interleave(torch.tensor([len(part.y) for part in parts])),
+                   torch.cat([part.test for part in parts]), [str(d) for d in range(10)], ["mnist", "usps", "svhn", "syn"])
 
 
 def image_folder(folder, size):
@@ -210,79 +226,80 @@ GLYPH_DOMAINS = ["plain", "thin", "texture", "clutter"]
 
 
 @functools.cache  # --trials draws them once
-def glyphs(size=32, per_domain=2000):
+def glyphs(size=32):
     """Digits rendered from the fonts that matplotlib ships, in four domains of growing difficulty: `plain` (dark ink on
-    paper), `thin` (eroded strokes at a third of the resolution), `texture` (light ink on gratings and noise) and `clutter`
+    paper), `thin` (thin strokes at a third of the resolution), `texture` (light ink on gratings and noise) and `clutter`
     (coloured, blurred, between pieces of other digits). 200 images per class and domain, every fourth one a test image;
     the same images on every call (no seed)."""
+    x = torch.cat([render(kind, 2000, size) for kind in GLYPH_DOMAINS])
+    index = torch.arange(len(x))
+    return Dataset(x, index % 10, index // 2000, index // 10 % 4 == 3, [str(d) for d in range(10)], GLYPH_DOMAINS)
+
+
+@functools.cache
+def ink(side=64):
+    """The ten digits in every font, as ink in [0, 1], (fonts, 10, side, side)."""
     from matplotlib import get_data_path
     from PIL import Image, ImageDraw, ImageFont
-    side = 64
-    ink = np.zeros((len(GLYPH_FONTS), 10, side, side), np.float32)
-    for f, name in enumerate(GLYPH_FONTS):
-        font = ImageFont.truetype(str(Path(get_data_path(), "fonts", "ttf", name + ".ttf")), 54)
-        for digit in range(10):
-            left, top, right, bottom = font.getbbox(str(digit))
+    images = []
+    for name in GLYPH_FONTS:
+        font = ImageFont.truetype(str(Path(get_data_path(), "fonts", "ttf", name + ".ttf")), round(0.85 * side))
+        for digit in "0123456789":
+            left, top, right, bottom = font.getbbox(digit)
             image = Image.new("L", (side, side))
-            ImageDraw.Draw(image).text(((side - right - left) / 2, (side - bottom - top) / 2), str(digit), fill=255, font=font)
-            ink[f, digit] = np.asarray(image, np.float32) / 255
-    ink = torch.from_numpy(ink)
-    rng = torch.Generator().manual_seed(0)
+            ImageDraw.Draw(image).text(((side - right - left) / 2, (side - bottom - top) / 2), digit, fill=255, font=font)
+            images.append(np.asarray(image, np.float32) / 255)
+    return torch.from_numpy(np.stack(images)).view(-1, 10, side, side)
+
+
+def render(kind, n, size=32, seed=0):
+    """n images of one glyph domain, (n, 3, size, size) uint8, of the classes 0, 1, ..., 9, 0, 1, ..."""
+    side, rng = 64, torch.Generator().manual_seed(seed + GLYPH_DOMAINS.index(kind))
+    digit, ramp = torch.arange(n) % 10, torch.linspace(-1, 1, side)
 
     def uniform(low, high, *shape):
-        return torch.rand(per_domain, *(shape or (1, 1, 1)), generator=rng) * (high - low) + low
+        return torch.rand(n, *shape, generator=rng) * (high - low) + low
 
-    def draw(digit, rotation, shift, low=0.75, high=1.1):
-        """Digits (n,) in random fonts and poses, as ink in [0, 1], (n, 1, side, side)."""
-        font = torch.randint(len(GLYPH_FONTS), (per_domain,), generator=rng)
-        angle, shear = uniform(-rotation, rotation, 1)[:, 0], uniform(-0.25, 0.25, 1)[:, 0]
-        zoom = 1 / uniform(low, high, 2)
-        dx, dy = shift
-        theta = torch.stack([torch.stack([zoom[:, 0] * angle.cos(), zoom[:, 0] * (shear - angle.sin()), dx], 1),
-                             torch.stack([zoom[:, 1] * angle.sin(), zoom[:, 1] * angle.cos(), dy], 1)], 1)
-        grid = F.affine_grid(theta, (per_domain, 1, side, side), align_corners=False)
-        return F.grid_sample(ink[font, digit].unsqueeze(1), grid, align_corners=False)
+    def tone(low, high, channels=1):
+        return uniform(low, high, channels, 1, 1).expand(-1, -1, side, side)
 
-    def noise(cells):
-        """Smooth noise in [0, 1] with the given number of cells per side, (n, 1, side, side)."""
-        return F.interpolate(uniform(0, 1, 1, cells, cells), size=(side, side), mode="bilinear", align_corners=False)
+    def draw(digit, rotation, dx, dy, low=0.75, high=1.1):
+        """Digits (n,) in random fonts and poses, (n, 1, side, side)."""
+        font = torch.randint(len(GLYPH_FONTS), (n,), generator=rng)
+        angle, shear, zoom = uniform(-rotation, rotation), uniform(-0.25, 0.25), 1 / uniform(low, high, 2)
+        theta = torch.stack([zoom[:, 0] * angle.cos(), zoom[:, 0] * (shear - angle.sin()), dx,
+                             zoom[:, 1] * angle.sin(), zoom[:, 1] * angle.cos(), dy], 1).view(n, 2, 3)
+        grid = F.affine_grid(theta, (n, 1, side, side), align_corners=False)
+        return F.grid_sample(ink()[font, digit].unsqueeze(1), grid, align_corners=False)
 
-    x, y = [], []
-    ramp = torch.linspace(-1, 1, side)
-    for name in GLYPH_DOMAINS:
-        label = torch.arange(per_domain) % 10
-        shift = uniform(-0.15, 0.15, 1)[:, 0], uniform(-0.15, 0.15, 1)[:, 0]
-        if name == "plain":
-            image = uniform(0.8, 1.0) - uniform(0.5, 0.8) * draw(label, 0.2, shift)
-        elif name == "thin":
-            stroke = -F.max_pool2d(-draw(label, 0.35, shift), 2, stride=1)
-            coarse = F.adaptive_avg_pool2d(stroke, (11, 11))
-            image = uniform(0.6, 0.9) - uniform(0.5, 0.8) * F.interpolate(coarse, size=(side, side), mode="nearest")
-        elif name == "texture":
-            angle, wave = uniform(0, 2 * math.pi), uniform(6, 20)
-            grating = torch.sin(wave * (ramp * angle.cos() + ramp[:, None] * angle.sin()) + uniform(0, 6.3))
-            ground = 0.3 + 0.15 * grating + 0.4 * (noise(6) - 0.5)
-            image = torch.lerp(ground, uniform(0.65, 0.95).expand_as(ground), draw(label, 0.35, shift))
-        else:
-            ground, colour = uniform(0, 1, 3, 1, 1), uniform(0, 1, 3, 1, 1)
-            contrast = (ground - colour).mean(1, keepdim=True)  # at least 0.3 in brightness, by moving the ink away
-            colour = (colour - contrast.sign() * (0.3 - contrast.abs()).clamp(min=0)).clamp(0, 1)
-            image = ground + 0.35 * (torch.cat([noise(5), noise(5), noise(5)], 1) - 0.5)
-            for _ in range(2):
-                other = torch.randint(10, (per_domain,), generator=rng)
-                angle = uniform(0, 2 * math.pi, 1)[:, 0]
-                piece = draw(other, 1.0, (1.1 * angle.cos(), 1.1 * angle.sin()))
-                image = torch.lerp(image, uniform(0, 1, 3, 1, 1).expand(-1, -1, side, side), 0.8 * piece)
-            image = torch.lerp(image, colour.expand(-1, -1, side, side), draw(label, 0.5, shift, 0.65, 1.0))
-            for _ in range(2):
-                image = F.avg_pool2d(image, 5, 1, 2, count_include_pad=False)
-        image = F.interpolate(image, size=(size, size), mode="bilinear", antialias=True)
-        image = image + 0.04 * torch.randn(per_domain, 1, size, size, generator=rng)
-        x.append((image.clamp(0, 1) * 255).round().byte().expand(-1, 3, -1, -1))
-        y.append(label)
-    domain = torch.arange(4).repeat_interleave(per_domain)
-    test = (torch.arange(per_domain) // 10 % 4 == 3).repeat(4)
-    return Dataset(torch.cat(x), torch.cat(y), domain, test, [str(d) for d in range(10)], GLYPH_DOMAINS)
+    def noise(cells, channels=1):
+        """Smooth noise around 0 with the given number of cells per side."""
+        return F.interpolate(uniform(-0.5, 0.5, channels, cells, cells), size=(side, side), mode="bilinear", align_corners=False)
+
+    shift = uniform(-0.15, 0.15), uniform(-0.15, 0.15)
+    if kind == "plain":
+        image = tone(0.8, 1.0) - tone(0.5, 0.8) * draw(digit, 0.2, *shift)
+    elif kind == "thin":
+        eroded = -F.max_pool2d(-draw(digit, 0.35, *shift), 2, stride=1)
+        image = tone(0.6, 0.9) - tone(0.5, 0.8) * F.interpolate(F.adaptive_avg_pool2d(eroded, (11, 11)), size=(side, side))
+    elif kind == "texture":
+        angle, wave, phase = tone(0, 2 * math.pi), tone(6, 20), tone(0, 2 * math.pi)
+        grating = torch.sin(wave * (ramp * angle.cos() + ramp[:, None] * angle.sin()) + phase)
+        image = torch.lerp(0.3 + 0.15 * grating + 0.4 * noise(6), tone(0.65, 0.95), draw(digit, 0.35, *shift))
+    else:
+        ground, colour = tone(0, 1, 3), tone(0, 1, 3)
+        contrast = (ground - colour).mean(1, keepdim=True)  # at least 0.3 in brightness, by moving the ink away
+        colour = (colour - contrast.sign() * (0.3 - contrast.abs()).clamp(min=0)).clamp(0, 1)
+        image = ground + 0.35 * noise(5, 3)
+        for _ in range(2):
+            angle, other = uniform(0, 2 * math.pi), torch.randint(10, (n,), generator=rng)
+            image = torch.lerp(image, tone(0, 1, 3), 0.8 * draw(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin()))
+        image = torch.lerp(image, colour, draw(digit, 0.5, *shift, 0.65, 1.0))
+        for _ in range(2):
+            image = F.avg_pool2d(image, 5, 1, 2, count_include_pad=False)
+    image = F.interpolate(image, size=(size, size), mode="bilinear", antialias=True)
+    image = image + 0.04 * torch.randn(n, 1, size, size, generator=rng)
+    return (image.clamp(0, 1) * 255).round().byte().expand(-1, 3, -1, -1)
 
 
 # ---------------------------------------------------------------------------------------------------- partitions
@@ -296,24 +313,23 @@ def iid(y, clients, rng):
 def dirichlet(y, clients, beta, minimum, rng, tries=100):
     """Per class, proportions over clients ~ Dir(beta), zero for clients that already hold >= N/K samples (FedTGP's and
     FedSA's "practical" setting). Redrawn up to `tries` times until everyone has `minimum` samples, then topped up."""
-    best = None
+    owner = sizes = None
     for _ in range(tries):
-        sizes = np.zeros(clients, int)
-        parts = [[] for _ in range(clients)]
+        drawn, held = np.empty(len(y), int), np.zeros(clients, int)
         for c in np.unique(y):
             index = rng.permutation(np.flatnonzero(y == c))
-            share = rng.dirichlet(np.full(clients, beta)) * (sizes < len(y) / clients)
+            share = rng.dirichlet(np.full(clients, beta)) * (held < len(y) / clients)
             if not share.sum() > 0:  # with a tiny beta the draw can sit on clients that are full
-                share = (sizes < len(y) / clients) / max(1, (sizes < len(y) / clients).sum())
+                share = held < len(y) / clients
             cuts = np.round(np.cumsum(share / share.sum())[:-1] * len(index)).astype(int)
-            for part, piece in zip(parts, np.split(index, cuts)):
-                part.append(piece)
-            sizes = np.array([sum(map(len, part)) for part in parts])
-        if best is None or sizes.min() > min(map(len, best)):
-            best = [np.concatenate(part) for part in parts]
+            counts = np.diff([0, *cuts, len(index)])
+            drawn[index] = np.repeat(np.arange(clients), counts)
+            held += counts
+        if owner is None or held.min() > sizes.min():
+            owner, sizes = drawn, held
         if sizes.min() >= minimum:
             break
-    return top_up(best, minimum, rng)
+    return top_up(np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1]), minimum, rng)
 
 
 def pathological(y, clients, classes_per_client, minimum, rng):
@@ -396,6 +412,16 @@ def top_up(parts, minimum, rng):
     return parts
 
 
+def check_partition(args, images, classes):
+    """What flags must not ask of so many images and classes (inf where they are not known yet); exits with status 2."""
+    if args.partition != "domain" and args.clients > images // 2:
+        usage(f"--clients {args.clients}: must be in [1, {images // 2:.0f}], half the number of samples")
+    if args.partition == "pathological" and args.classes_per_client > classes:
+        usage(f"--classes-per-client {args.classes_per_client}: must be in [1, {classes}], the number of classes")
+    if args.partition == "missing" and args.missing >= classes:
+        usage(f"--missing {args.missing}: must be in [0, {classes - 1}], fewer than the classes")
+
+
 def partition(args, y, domain, domains):
     """Split samples with labels y (N,) and domains (N,) over args.clients by args.partition -> list of K index arrays.
 
@@ -405,32 +431,27 @@ def partition(args, y, domain, domains):
     if args.partition == "domain":
         index = {name: d for d, name in enumerate(domains)}
         if args.domain_clients is None:  # client i holds domain i mod n
-            assigned = [i % len(domains) for i in range(K)]
+            assigned = [i % len(domains) for i in range(K or len(domains))]
         else:
             unknown = [name for name in args.domain_clients if name not in index]
             if unknown:
                 usage(f"--domain-clients {unknown[0]}: no such domain, choose from {', '.join(domains)}")
             assigned = [index[name] for name, n in args.domain_clients.items() for _ in range(n)]
-            args.clients = len(assigned)
+        args.clients = len(assigned)
         try:
             return by_domain(y, domain, assigned, args.domain_fraction, rng)
         except ValueError as error:
             usage(f"--domain-fraction {args.domain_fraction:g}: {error}")
-    if K > len(y) // 2:
-        usage(f"--clients {K}: must be in [1, {len(y) // 2}], half the number of samples")
+    check_partition(args, len(y), classes)
     minimum = max(2, min(2 * args.batch_size, len(y) // K))
     if args.partition == "iid":
         return iid(y, K, rng)
     if args.partition == "dirichlet":
         return dirichlet(y, K, args.beta, minimum, rng)
     if args.partition == "pathological":
-        if args.classes_per_client > classes:
-            usage(f"--classes-per-client {args.classes_per_client}: must be in [1, {classes}], the number of classes")
         return pathological(y, K, args.classes_per_client, minimum, rng)
     if args.partition == "dominant":
         return dominant(y, K, args.dominant_share, rng)
-    if args.missing >= classes:
-        usage(f"--missing {args.missing}: must be in [0, {classes - 1}], fewer than the classes")
     return missing(y, K, args.missing, rng)
 
 
@@ -531,55 +552,77 @@ def feature_extractor(name, channels, size, feature_dim, small_stem=False):
     return net if channels == 3 else nn.Sequential(Grey(), net)
 
 
-def build_net(args, channels, size, classes, client=0):
+def build_net(args, channels, size, classes, client=0, mean=(0.5,), std=(0.5,)):
     """Client i's model on args.device. The same architecture starts from the same weights, whichever client holds it."""
     name, hidden = architecture(args.model, client)
 
     def make():
         extractor = feature_extractor(name, channels, size, args.feature_dim, args.small_stem)
         head = nn.Sequential(*mlp([args.feature_dim, *hidden]), nn.Linear((args.feature_dim, *hidden)[-1], classes))
-        return Net(extractor, head if hidden else head[0], args.feature_dim, sphere=name == "lsa_cnn")
+        return Net(extractor, head if hidden else head[0], args.feature_dim, mean, std, name == "lsa_cnn")
     net = seeded(make, args.seed, f"weights {name} {hidden}")
     return net.to(args.device, memory_format=torch.channels_last)  # convolutions are fastest there, on CPU and GPU
 
 
 @dataclass
 class Client:
-    """One client of a personalised method: its own model and its own data."""
+    """One client: its data, and in a personalised method its own model."""
     id: int
     net: Net
     train: Samples
-    test: Samples
+    test: Samples         # held back for its own evaluation
     test_features: torch.Tensor = None  # kept from the last evaluation until the model is trained again
 
 
 def make_clients(args):
     """Load the data, divide it over args.clients, split each client's share 75/25 into train and test (as the papers of
-    personalised methods do: train and test images are pooled first), and give each client its model.
-
-    Sets args.classes (C), args.class_names and args.counts (K, C), the training samples per client and class."""
+    personalised methods do: train and test images are pooled first), and give each client its model."""
     data = load_dataset(args)
-    parts = partition(args, data.y.numpy(), data.domain.numpy(), data.domains)
-    clients, nets = [], {}
-    for i, part in enumerate(parts):
-        part = torch.from_numpy(generator(args.seed, "train/test", i).permutation(part))
-        cut = math.ceil(0.75 * len(part))
-        train, test = (Samples(data.x[p].to(args.device), data.y[p].to(args.device)) for p in (part[:cut], part[cut:]))
-        kind = architecture(args.model, i)
+    clients, nets = hand_out(args, data, torch.arange(len(data.y)), 0.25), {}
+    for client in clients:
+        kind = architecture(args.model, client.id)
         if kind not in nets:
-            nets[kind] = build_net(args, *data.x.shape[1:3], len(data.classes), i)
-        clients.append(Client(i, copy.deepcopy(nets[kind]), train, test))
-    describe(args, data, clients)
+            nets[kind] = build_net(args, *data.x.shape[1:3], args.classes, client.id)
+        client.net = copy.deepcopy(nets[kind])
     return clients
 
 
-def describe(args, data, clients):
-    """Note on args what the run folder and the plots need, and print one line about the federation."""
+def make_federation(args, validation=0.0, mean=(0.5,), std=(0.5,)):
+    """For methods with one global model: divide the training images over clients, keep the test images at the server.
+
+    Returns the clients (each holding back a share `validation` of its images), the global model, whose inputs are normalised
+    with mean and std per channel, and the test images, {domain: Samples}. Raises SystemExit 1 without test images."""
+    data = load_dataset(args)
+    clients = hand_out(args, data, torch.nonzero(~data.test).flatten(), validation)
+    tests = {name: samples(data, torch.nonzero(data.test & (data.domain == d)).flatten(), args.device)
+             for d, name in enumerate(data.domains) if (data.test & (data.domain == d)).any()}
+    if not tests:
+        sys.exit(f"{args.dataset} has no test images, which the server needs\n  wanted: {LAYOUT.format(Path(args.data, args.dataset))}")
+    return clients, build_net(args, *data.x.shape[1:3], args.classes, mean=mean, std=std), tests
+
+
+def hand_out(args, data, pool, share):
+    """Divide the images `pool` (indices) over clients; each keeps a share of its own for testing or validation.
+
+    Sets args.classes (C), args.class_names and args.counts (K, C), the training images per client and class."""
+    clients = []
+    for i, part in enumerate(partition(args, data.y[pool].numpy(), data.domain[pool].numpy(), data.domains)):
+        if len(part) == 0:
+            usage(f"--partition {args.partition}: leaves client {i} of {args.clients} without images; ask for fewer clients or more data")
+        part = pool[torch.from_numpy(generator(args.seed, "train/test", i).permutation(part))]
+        cut = math.ceil((1 - share) * len(part))
+        clients.append(Client(i, None, *(samples(data, p, args.device) for p in (part[:cut], part[cut:]))))
     args.classes, args.class_names = len(data.classes), data.classes
     args.counts = np.stack([np.bincount(c.train.y.cpu().numpy(), minlength=args.classes) for c in clients])
     sizes, held = args.counts.sum(1), (args.counts > 0).sum(1)
     print(f"{args.dataset}: {len(data.y)} images {tuple(data.x.shape[1:])}, {args.classes} classes; {len(clients)} clients with "
-          f"{sizes.min()}-{sizes.max()} training images of {held.min()}-{held.max()} classes ({args.partition})")
+          f"{sizes.min()}-{sizes.max()} training images of {held.min()}-{held.max()} classes ({partition_name(args)})")
+    return clients
+
+
+def samples(data, index, device):
+    """The images and labels at `index`, moved to the device for good."""
+    return Samples(data.x[index].to(device, memory_format=torch.channels_last), data.y[index].to(device))
 
 
 # ------------------------------------------------------------------------------------------------ local training
@@ -590,16 +633,17 @@ def distances(a, b):
 
 
 def participants(t, clients, args):
-    """The clients of round t: a share ρ (args.participation) of all, at least one, in the order of their numbers."""
+    """The clients of round t: a share ρ (args.participation) of all, at least one; largest first, which keeps workers busy."""
     size = max(1, round(args.participation * len(clients)))
-    return [clients[i] for i in sorted(generator(args.seed, "participants", t).choice(len(clients), size, replace=False))]
+    chosen = generator(args.seed, "participants", t).choice(len(clients), size, replace=False)
+    return [clients[i] for i in sorted(chosen, key=lambda i: (-len(clients[i].train.y), i))]
 
 
 def minibatches(n, batch_size, epochs, rng):
     """Index tensors over n samples, shuffled anew in each epoch.
 
     The last, smaller batch is used too (much published code drops it). BatchNorm cannot train on a single image, so one
-    left over joins the batch before it, and a client's only image is taken twice (the mean loss stays the same)."""
+    left over joins the batch before it, and a client's only image is taken twice."""
     for _ in range(epochs):
         order = torch.from_numpy(rng.permutation(n) if n > 1 else np.zeros(2, int))
         batches = list(order.split(batch_size))
@@ -608,10 +652,10 @@ def minibatches(n, batch_size, epochs, rng):
         yield from batches
 
 
-def sgd_step(module, loss, args):
+def sgd_step(module, loss, lr, momentum=0.0, weight_decay=0.0):
     """A function (x, y) -> loss (a detached scalar) that takes one SGD step on the module's weights. Momentum, where there
     is any, starts at zero here and so never outlives a client's round."""
-    optimizer = torch.optim.SGD(module.parameters(), args.lr, args.momentum, weight_decay=args.weight_decay, fused=True)
+    optimizer = torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay, fused=True)
 
     def step(x, y):
         optimizer.zero_grad()
@@ -622,26 +666,66 @@ def sgd_step(module, loss, args):
     return step
 
 
+def augment(x, rng):
+    """Random crop (4 pixels of padding), horizontal flip and rotation by up to 15 degrees, the whole batch at once; what lies
+    outside is black, the nearest pixel is taken. x (B, channels, height, width) uint8 -> float, the same range of 0-255."""
+    angle, flip = rng.uniform(-np.pi / 12, np.pi / 12, len(x)), rng.choice([-1.0, 1.0], len(x))
+    dx, dy = rng.integers(-4, 5, (2, len(x))) * 2 / x.shape[-1]
+    theta = np.stack([flip * np.cos(angle), -np.sin(angle), dx, flip * np.sin(angle), np.cos(angle), dy], 1).reshape(-1, 2, 3)
+    grid = F.affine_grid(torch.from_numpy(theta).float().to(x.device), x.shape, align_corners=False)
+    return F.grid_sample(x.float(), grid, mode="nearest", align_corners=False)
+
+
+class ModelMean:
+    """The weighted mean of models, added one at a time, so that only one is held beside the sum: weights and BatchNorm
+    statistics are averaged in float64, integer buffers (BatchNorm's counters) stay integers: the largest is taken."""
+
+    def __init__(self):
+        self.sum, self.weight = {}, 0.0
+
+    def add(self, state, weight):
+        """state: a model's state_dict; weight: its share, e.g. the client's number of images."""
+        self.weight += weight
+        for name, value in state.items():
+            if value.is_floating_point():
+                self.sum[name] = self.sum.get(name, 0) + value.double() * weight
+            else:
+                self.sum[name] = torch.maximum(self.sum.get(name, value), value)
+
+    def value(self):
+        """The mean as a state_dict."""
+        return {name: value / self.weight if value.is_floating_point() else value for name, value in self.sum.items()}
+
+
+def model_size(net):
+    """How many numbers travel with a model: its trainable weights (as the papers count)."""
+    return sum(p.numel() for p in net.parameters())
+
+
 def for_each_client(update, clients, args, t):
-    """`[update(client) for client in clients]`, side by side on args.workers single-threaded workers, largest client first.
+    """Yield `update(client)` for each client, in order, while args.workers of them train side by side, each on one thread.
 
     The last thing that `update` returns is the client's mean loss; if it is not finite the run stops (SystemExit 1)."""
-    order = sorted(range(len(clients)), key=lambda j: -len(clients[j].train.y))
-    results, start, tty = [None] * len(clients), time.time(), sys.stdout.isatty()
+    start, tty = time.time(), sys.stdout.isatty()
+    waiting = collections.deque()
 
-    def work(j):
-        results[j] = update(clients[j])
-        clients[j].test_features = None
-
-    with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for done, _ in enumerate(pool.map(work, order), 1):
-            if tty and time.time() - start > 2:
-                print(f"round {t}: {done}/{len(clients)} clients", end="\r", flush=True)
-    for client, result in zip(clients, results):
+    def finished(done):
+        client, result = waiting.popleft()
+        result, client.test_features = result.result(), None
         if not math.isfinite(result[-1]):
             sys.exit(f"client {client.id}'s loss is {float(result[-1])} in round {t}: lower --lr {args.lr:g} or the weights of "
                      "the method's own losses")
-    return results
+        if tty and time.time() - start > 2:
+            print(f"round {t}: {done}/{len(clients)} clients", end="\r", flush=True)
+        return result
+
+    with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for n, client in enumerate(clients):
+            if len(waiting) == 2 * args.workers:  # few results wait, so that few copies of a model are held
+                yield finished(n - len(waiting) + 1)
+            waiting.append((client, pool.submit(update, client)))
+        while waiting:
+            yield finished(len(clients) - len(waiting) + 1)
 
 
 # ---------------------------------------------------------------------------------------------------- evaluation
@@ -666,13 +750,20 @@ def class_means(net, data, classes):
 
 def nearest_prototype(z, prototypes, present):
     """Predict the class of the nearest prototype (Euclidean): z (n, D), prototypes (C, D), present (C,) bool -> (n,)."""
-    return torch.cdist(z, prototypes).masked_fill(~present, math.inf).argmin(1)
+    centre = prototypes[present].mean(0)  # cdist multiplies matrices: near the origin their difference keeps its digits
+    return torch.cdist(z - centre, prototypes - centre).masked_fill(~present, math.inf).argmin(1)
 
 
-@torch.no_grad()
+def side_by_side(function, items, args):
+    """`[function(item) for item in items]` on args.workers single-threaded workers, without gradients."""
+    with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return list(pool.map(torch.no_grad()(function), items))
+
+
 def evaluate_personal(clients, prototypes, present, args, t):
     """Accuracy in % of every client's own model on its own test share, Σ correct / Σ test samples over all clients, predicted
-    by the classifier and by the nearest prototype in one pass. nan in rounds that --eval-every leaves out."""
+    by the classifier and by the nearest prototype in one pass. All clients are scored with the round's new prototypes, also
+    those that did not take part (nobody's traffic is counted for that). nan in rounds that --eval-every leaves out."""
     if t % args.eval_every and t != args.rounds:
         return {"classifier": math.nan, "prototype": math.nan}
 
@@ -683,11 +774,29 @@ def evaluate_personal(clients, prototypes, present, args, t):
         return torch.stack([(client.net.classifier(z).argmax(1) == y).sum(),
                             (nearest_prototype(z, prototypes, present) == y).sum()])
 
-    with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        totals = torch.stack(list(pool.map(torch.no_grad()(correct), clients))).sum(0).tolist()
+    totals = torch.stack(side_by_side(correct, clients, args)).sum(0).tolist()
     n = sum(len(client.test.y) for client in clients)
     classifier, prototype = (100 * c / n if n else math.nan for c in totals)
     return {"classifier": classifier, "prototype": prototype}
+
+
+def accuracies(net, sets, args):
+    """Accuracy in % of one model on each set of Samples; nan for an empty one."""
+    net.eval()
+    size = 1000 if args.device != "cpu" else 100
+    pieces = [(k, *xy) for k, data in enumerate(sets) for xy in zip(data.x.split(size), data.y.split(size)) if len(data.y)]
+    hits = side_by_side(lambda piece: (net(piece[1]).argmax(1) == piece[2]).sum(), pieces, args)
+    correct = np.bincount([k for k, *_ in pieces], torch.stack(hits).cpu().numpy() if hits else None, len(sets))
+    net.train()
+    return [100 * c / len(data.y) if len(data.y) else math.nan for c, data in zip(correct, sets)]
+
+
+def evaluate_global(net, tests, args, t):
+    """Accuracy in % of the global model on each domain's test images {domain: Samples}, and under "test" the mean over the
+    domains. nan in rounds that --eval-every leaves out."""
+    skip = t % args.eval_every and t != args.rounds
+    each = [math.nan] * len(tests) if skip else accuracies(net, tests.values(), args)
+    return {"test": sum(each) / len(each), **(dict(zip(tests, each)) if len(tests) > 1 else {})}
 
 
 # ---------------------------------------------------------------------------------------------------- run folder
@@ -699,10 +808,11 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 class Run:
     """One run's folder, its log, its printed lines and its pictures.
 
-    `for t in run.rounds():` gives the rounds 1..T, `run.report(t, ...)` ends each one."""
+    `for t in run.rounds():` gives the rounds 1..T, `run.report(t, ...)` ends each one. The best round is the one with the
+    largest `select`, a column of the log."""
 
-    def __init__(self, args, headline):
-        self.args, self.headline, self.rows = args, headline, []
+    def __init__(self, args, headline, select="accuracy"):
+        self.args, self.headline, self.select, self.rows = args, headline, select, []
         name = f"{args.script}-{args.dataset.replace('/', '_')}-s{args.seed}"
         for number in itertools.count(1):
             self.folder = Path(args.out, name if number == 1 else f"{name}-{number}")
@@ -735,11 +845,14 @@ class Run:
             self.plot(plot_curves, "curves.png", self.rows, self.headline, self.args)
 
     def report(self, t, scores, loss, up, down, **extra):
-        """End round t: write a row to log.csv and print a line.
+        """End round t: write a row to log.csv and print a line. Stops (SystemExit 1) where a number of `extra` is not finite.
 
         scores {prediction: accuracy in %} (nan in rounds without evaluation), the clients' mean loss, numbers sent up and
         down by all clients together, and whatever else the method wants logged."""
         extra = {name: float(value) for name, value in extra.items()}
+        for name, value in extra.items():
+            if not math.isfinite(value):
+                sys.exit(f"{name} is {value} in round {t}: lower --lr {self.args.lr:g}")
         row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()}, "loss": float(loss),
                "up": int(up), "down": int(down), "seconds": round(time.time() - self.start, 3), **extra}
         self.rows.append(row)
@@ -758,10 +871,11 @@ class Run:
     def finish(self):
         """Print the run's last lines; returns {"best": %, "final": %}."""
         scored = [r for r in self.rows if not math.isnan(r["accuracy"])]
-        best = max(scored, key=lambda r: r["accuracy"], default=None)
+        best = max(scored, key=lambda r: r[self.select], default=None)
         if best:
             up, down = (sum(r[k] for r in self.rows) for k in ("up", "down"))
-            print(f"best {best['accuracy']:.2f} % by {self.headline} in round {best['round']}, final {scored[-1]['accuracy']:.2f} %; "
+            how = "" if self.select == "accuracy" else f", where {self.select} is best"
+            print(f"best {best['accuracy']:.2f} % by {self.headline} in round {best['round']}{how}, final {scored[-1]['accuracy']:.2f} %; "
                   f"traffic {short(up)} numbers up, {short(down)} down; {clock(time.time() - self.first)} in all")
             for where, accuracy in self.args.published:
                 print(f"published for exactly these settings: {accuracy} % ({where}); this run's best round: {best['accuracy']:.2f} %")
@@ -906,7 +1020,7 @@ def make_parser(script, doc, defaults, method_flags):
     data.add_argument("--subset", type=number(float, "(0, 1]"), default=1.0, metavar="SHARE", help="a random share of the data, for slow machines")
     data.add_argument("--image-size", type=number(int, "[16, 1024]"), metavar="PIXELS", help="resize images (None: the dataset's own size)")
     add = federation.add_argument
-    add("--clients", type=number(int, "[1, inf)"), default=20, help="K")
+    add("--clients", type=number(int, "[1, inf)"), help="K (None: one per domain in the partition 'domain', else 20)")
     add("--participation", type=number(float, "(0, 1]"), default=1.0, help="ρ, the share of clients in a round")
     add("--partition", choices=["iid", "dirichlet", "pathological", "dominant", "missing", "domain"], default="dirichlet", help="how data is divided over clients")
     add("--beta", type=number(float, "(0, inf)"), default=0.1, help="β of the Dirichlet partition")
@@ -955,6 +1069,8 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
         first.add_argument("--dataset", default="glyphs")
         name = first.parse_known_args(words)[0].dataset
         args = make_parser(script + ".py", doc, presets.get(name, presets["cifar10"]), method_flags).parse_args(words)
+        if args.clients is None and args.partition != "domain":
+            args.clients = 20
         settle(args)
         return args
     args = read(argv)
@@ -964,12 +1080,7 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
     args.workers = args.workers or (cores() if args.device == "cpu" else 1)
     args.script = script
     images, classes = {"glyphs": (8000, 10), **{n: v[1:3] for n, v in TORCHVISION.items()}}.get(args.dataset, (math.inf, math.inf))
-    if args.partition != "domain" and args.clients > images * args.subset // 2:
-        usage(f"--clients {args.clients}: must be in [1, {images * args.subset // 2:.0f}], half the number of samples")
-    if args.partition == "pathological" and args.classes_per_client > classes:
-        usage(f"--classes-per-client {args.classes_per_client}: must be in [1, {classes}], the number of classes")
-    if args.partition == "missing" and args.missing >= classes:
-        usage(f"--missing {args.missing}: must be in [0, {classes - 1}], fewer than the classes")
+    check_partition(args, images * args.subset, classes)  # before any download
     ours = settings(args, ("seed", "eval_every"))
     args.published = [(where, accuracy) for command, where, accuracy in paper
                       if settings(read(command.split()), ("seed", "eval_every")) == ours]
