@@ -655,6 +655,7 @@ def minibatches(n, batch_size, epochs, rng):
 def sgd_step(module, loss, lr, momentum=0.0, weight_decay=0.0):
     """A function (x, y) -> loss (a detached scalar) that takes one SGD step on the module's weights. Momentum, where there
     is any, starts at zero here and so never outlives a client's round."""
+    module.train()
     optimizer = torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay, fused=True)
 
     def step(x, y):
@@ -702,30 +703,37 @@ def model_size(net):
     return sum(p.numel() for p in net.parameters())
 
 
-def for_each_client(update, clients, args, t):
-    """Yield `update(client)` for each client, in order, while args.workers of them train side by side, each on one thread.
+def for_each_client(update, clients, args, t, mean=None):
+    """`[update(client) for client in clients]`, args.workers of them side by side, each on one thread.
 
-    The last thing that `update` returns is the client's mean loss; if it is not finite the run stops (SystemExit 1)."""
-    start, tty = time.time(), sys.stdout.isatty()
+    `update` returns a tuple that ends with the client's mean loss; if that is not finite the run stops (SystemExit 1). With
+    `mean`, a ModelMean, it begins with the client's trained model, which is added there, weighted by the client's number of
+    training images, and left out of the result: few models are held at a time."""
+    start, tty, results = time.time(), sys.stdout.isatty(), []
     waiting = collections.deque()
 
-    def finished(done):
+    def finish():
         client, result = waiting.popleft()
-        result, client.test_features = result.result(), None
+        result = result.result()
+        client.test_features = None
         if not math.isfinite(result[-1]):
             sys.exit(f"client {client.id}'s loss is {float(result[-1])} in round {t}: lower --lr {args.lr:g} or the weights of "
                      "the method's own losses")
+        if mean is not None:
+            mean.add(result[0].state_dict(), len(client.train.y))
+            result = result[1:]
+        results.append(result)
         if tty and time.time() - start > 2:
-            print(f"round {t}: {done}/{len(clients)} clients", end="\r", flush=True)
-        return result
+            print(f"round {t}: {len(results)}/{len(clients)} clients", end="\r", flush=True)
 
     with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for n, client in enumerate(clients):
-            if len(waiting) == 2 * args.workers:  # few results wait, so that few copies of a model are held
-                yield finished(n - len(waiting) + 1)
+        for client in clients:
+            if len(waiting) == 2 * args.workers:
+                finish()
             waiting.append((client, pool.submit(update, client)))
         while waiting:
-            yield finished(len(clients) - len(waiting) + 1)
+            finish()
+    return results
 
 
 # ---------------------------------------------------------------------------------------------------- evaluation
@@ -735,7 +743,6 @@ def extract(net, x):
     """Features (n, D) of images x (n, ...), in eval mode, in batches."""
     net.eval()
     z = [net.features(batch) for batch in x.split(1000 if x.is_cuda else 100)]  # small batches stay in a core's cache
-    net.train()
     return torch.cat(z) if z else torch.empty(0, net.feature_dim, device=x.device)
 
 
@@ -787,7 +794,6 @@ def accuracies(net, sets, args):
     pieces = [(k, *xy) for k, data in enumerate(sets) for xy in zip(data.x.split(size), data.y.split(size)) if len(data.y)]
     hits = side_by_side(lambda piece: (net(piece[1]).argmax(1) == piece[2]).sum(), pieces, args)
     correct = np.bincount([k for k, *_ in pieces], torch.stack(hits).cpu().numpy() if hits else None, len(sets))
-    net.train()
     return [100 * c / len(data.y) if len(data.y) else math.nan for c, data in zip(correct, sets)]
 
 
@@ -847,14 +853,16 @@ class Run:
     def report(self, t, scores, loss, up, down, **extra):
         """End round t: write a row to log.csv and print a line. Stops (SystemExit 1) where a number of `extra` is not finite.
 
-        scores {prediction: accuracy in %} (nan in rounds without evaluation), the clients' mean loss, numbers sent up and
-        down by all clients together, and whatever else the method wants logged."""
+        scores {prediction: accuracy in %} (nan in rounds without evaluation), the clients' mean loss, how many numbers
+        all clients together sent up and got down (a number, or {what: number}), and whatever else the method wants logged."""
         extra = {name: float(value) for name, value in extra.items()}
+        up, down = ({k: int(v) for k, v in (way if isinstance(way, dict) else {"": way}).items()} for way in (up, down))
         for name, value in extra.items():
             if not math.isfinite(value):
                 sys.exit(f"{name} is {value} in round {t}: lower --lr {self.args.lr:g}")
         row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()}, "loss": float(loss),
-               "up": int(up), "down": int(down), "seconds": round(time.time() - self.start, 3), **extra}
+               "up": sum(up.values()), "down": sum(down.values()), **{f"up_{k}": v for k, v in up.items() if len(up) > 1},
+               **{f"down_{k}": v for k, v in down.items() if len(down) > 1}, "seconds": round(time.time() - self.start, 3), **extra}
         self.rows.append(row)
         with open(self.folder / "log.csv", "a", newline="") as file:
             writer = csv.DictWriter(file, row)
@@ -866,7 +874,7 @@ class Run:
         accuracy = "not evaluated" if math.isnan(row["accuracy"]) else "  ".join(f"{k} {v:5.2f}" for k, v in ordered)
         more = "".join(f"  {k} {v:.4g}" for k, v in extra.items())
         print(f"round {t:{len(str(self.args.rounds))}}/{self.args.rounds}  {accuracy}  loss {row['loss']:.4f}{more}  "
-              f"up {short(up)}  down {short(down)}  {row['seconds']:.2f} s  left {clock(left)}", flush=True)
+              f"up {short(row['up'])}  down {short(row['down'])}  {row['seconds']:.2f} s  left {clock(left)}", flush=True)
 
     def finish(self):
         """Print the run's last lines; returns {"best": %, "final": %}."""

@@ -17,8 +17,10 @@ Prediction: by the classifier, which is calibrated; the nearest anchor is evalua
 Where the paper leaves a choice:
   [choice] Embedding layer. The paper calls the projection trainable, to improve separability, but gives it no loss, and
       Eq. 10 updates its output directly. We train it once, on the server, before round 1 (--anchor-steps SGD steps that
-      lower the cosines between anchors); --anchor-steps 0 keeps the random projection, --no-projection uses the random
-      vectors themselves (ablation without "ER").
+      lower the cosines between anchors, lr 0.1); --anchor-steps 0 keeps the random projection, --no-projection uses the
+      random vectors themselves (ablation without "ER"). Measured on 12,000 CIFAR-10 (JPEG) images, 20 clients, 12 rounds,
+      seeds 0-2, best accuracy by classifier / nearest anchor: trained 80.32 / 77.87, random projection 80.31 / 77.72, none
+      79.73 / 76.12. The projection helps (it shortens the vectors from 22.6 to 13); training it makes no difference there.
   [choice] Eq. 6 divides N(N−1) distances by (N−1)²; kept as printed. It is N/(N−1) times the mean distance, and 0 for a
       client with one class.
   [choice] L_R and L_MCL are written on class prototypes; on a mini-batch we apply them per sample, as the published code
