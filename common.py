@@ -13,6 +13,7 @@ import copy
 import csv
 import functools
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -47,6 +48,40 @@ def seeded(make, seed, purpose, *where):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator(seed, purpose, *where).integers(2**62)))
         return make()
+
+
+# --------------------------------------------------------------------------------------------- several processes
+# Under torchrun every rank runs the same script: client i trains on rank i mod n, what clients send is gathered by all ranks,
+# and each computes the same server step. Rank 0 prints and writes.
+
+RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def join_ranks(args):
+    """Join torchrun's group of processes: NCCL on GPUs (each rank takes its own), Gloo on CPU."""
+    if RANKS > 1 and not torch.distributed.is_initialized():
+        if args.device.startswith("cuda"):
+            args.device = f"cuda:{os.environ['LOCAL_RANK']}"
+            torch.cuda.set_device(args.device)
+        torch.distributed.init_process_group("nccl" if args.device.startswith("cuda") else "gloo")
+        if RANK > 0:
+            sys.stdout = open(os.devnull, "w")
+
+
+def deal_out(items):
+    """This rank's share of a list: every n-th item."""
+    return items[RANK::RANKS]
+
+
+def gather(mine, device):
+    """The lists of all ranks, each dealt out by `deal_out`, put together again in order."""
+    if RANKS == 1:
+        return mine
+    packed, everyone = io.BytesIO(), [None] * RANKS
+    torch.save(mine, packed)
+    torch.distributed.all_gather_object(everyone, packed.getvalue())
+    shares = [torch.load(io.BytesIO(share), map_location=device, weights_only=True) for share in everyone]
+    return [share[k] for k in range(max(map(len, shares))) for share in shares if k < len(share)]
 
 
 # ------------------------------------------------------------------------------------------------------ datasets
@@ -353,11 +388,14 @@ def pathological(y, clients, classes_per_client, minimum, rng):
 
 
 def dominant(y, clients, share, rng):
-    """FedFM's NIID-2: equal sizes; a share of client i's samples is of class i mod C, the rest equally of the others. As
+    """FedFM's NIID-2: equal sizes; a share of client i's samples is of its dominant class i mod C, the rest equally of the
+    others; where there are m = C // K > 1 classes per client, of the m classes from i·m on, so that no data is left over. As
     many samples per client as the scarcest class allows."""
     classes = np.unique(y)
-    want = np.full((clients, len(classes)), (1 - share) / max(1, len(classes) - 1))
-    want[np.arange(clients), np.arange(clients) % len(classes)] = share if len(classes) > 1 else 1
+    C, m = len(classes), max(1, len(classes) // clients)
+    own = np.zeros((clients, C), bool)
+    own[np.arange(clients)[:, None], (np.arange(clients)[:, None] * m + np.arange(m)) % C] = True
+    want = np.where(own, share / m, (1 - share) / max(1, C - m)) if C > m else np.full((clients, C), 1 / C)
     have = np.array([(y == c).sum() for c in classes])
     size = min(len(y) / clients, (have / np.maximum(want.sum(0), 1e-12)).min())
     return deal(y, classes, np.floor(want * size + 1e-9).astype(int), rng)
@@ -373,18 +411,21 @@ def missing(y, clients, absent, rng):
 
 def by_domain(y, domain, domain_of_client, amount, rng):
     """Domain skew: client i holds images of domain `domain_of_client[i]` only: a share `amount` <= 1 of that domain, or
-    `amount` > 1 images of each class; disjoint within a domain. Raises ValueError where a domain has too few images."""
-    parts, taken = [], {}
+    `amount` > 1 images of each class; disjoint within a domain. Raises ValueError where a domain has too few images; only a
+    domain's single client takes, with a printed note, all there is of a class that is too scarce (Office has such)."""
+    parts, taken = [], collections.Counter()
     stock = {d: rng.permutation(np.flatnonzero(domain == d)) for d in sorted(set(domain_of_client))}
     for d in domain_of_client:
-        nth, index = taken.get(d, 0), stock[d]
-        taken[d] = nth + 1
-        piles = [index] if amount <= 1 else [index[y[index] == c] for c in np.unique(y[index])]
-        size = round(amount * len(index)) if amount <= 1 else int(amount)
-        if any((nth + 1) * size > len(pile) for pile in piles) and not (amount <= 1 and (nth + 1) * amount <= 1):
-            raise ValueError(f"domain {d} has {min(map(len, piles))} images{' of its scarcest class' if amount > 1 else ''}, "
-                             f"too few for {nth + 1} clients with {size} each")
+        piles = [stock[d]] if amount <= 1 else [stock[d][y[stock[d]] == c] for c in np.unique(y[stock[d]])]
+        size, nth, clients = round(amount * len(stock[d])) if amount <= 1 else int(amount), taken[d], domain_of_client.count(d)
+        scarce = sum(size * clients > len(pile) for pile in piles)
+        if amount * clients > 1 + 1e-9 if amount <= 1 else size > len(stock[d]) or scarce and clients > 1:
+            raise ValueError(f"domain {d} has {len(stock[d])} images, {min(map(len, piles))} of its scarcest class, too few for {clients} "
+                             f"clients with {f'a share of {amount:g}' if amount <= 1 else f'{size} per class'} each")
+        if scarce and amount > 1:
+            print(f"note: domain {d} has fewer than {size} images of {scarce} classes; its client takes them all")
         parts.append(np.concatenate([pile[nth * size:(nth + 1) * size] for pile in piles]))
+        taken[d] += 1
     return parts
 
 
@@ -438,6 +479,8 @@ def partition(args, y, domain, domains):
                 usage(f"--domain-clients {unknown[0]}: no such domain, choose from {', '.join(domains)}")
             assigned = [index[name] for name, n in args.domain_clients.items() for _ in range(n)]
         args.clients = len(assigned)
+        if args.domain_fraction > 1 and args.domain_fraction % 1:
+            usage(f"--domain-fraction {args.domain_fraction:g}: must be a share in (0, 1] or a whole number of images per class")
         try:
             return by_domain(y, domain, assigned, args.domain_fraction, rng)
         except ValueError as error:
@@ -580,6 +623,8 @@ def make_clients(args):
     data = load_dataset(args)
     clients, nets = hand_out(args, data, torch.arange(len(data.y)), 0.25), {}
     for client in clients:
+        if client.id % RANKS != RANK:
+            continue
         kind = architecture(args.model, client.id)
         if kind not in nets:
             nets[kind] = build_net(args, *data.x.shape[1:3], args.classes, client.id)
@@ -681,20 +726,25 @@ class ModelMean:
     """The weighted mean of models, added one at a time, so that only one is held beside the sum: weights and BatchNorm
     statistics are averaged in float64, integer buffers (BatchNorm's counters) stay integers: the largest is taken."""
 
-    def __init__(self):
-        self.sum, self.weight = {}, 0.0
+    def __init__(self, net):
+        self.weight = torch.zeros((), device=next(net.parameters()).device)
+        self.weight = self.weight if self.weight.device.type == "mps" else self.weight.double()  # mps has no float64
+        self.sum = {name: torch.zeros_like(value, dtype=self.weight.dtype if value.is_floating_point() else value.dtype)
+                    for name, value in net.state_dict().items()}
 
     def add(self, state, weight):
         """state: a model's state_dict; weight: its share, e.g. the client's number of images."""
         self.weight += weight
         for name, value in state.items():
             if value.is_floating_point():
-                self.sum[name] = self.sum.get(name, 0) + value.double() * weight
+                self.sum[name] += value.to(self.weight.dtype) * weight
             else:
-                self.sum[name] = torch.maximum(self.sum.get(name, value), value)
+                self.sum[name] = torch.maximum(self.sum[name], value)
 
     def value(self):
-        """The mean as a state_dict."""
+        """The mean as a state_dict, over the models of all ranks."""
+        for value in (self.weight, *self.sum.values()) if RANKS > 1 else ():
+            torch.distributed.all_reduce(value, torch.distributed.ReduceOp.SUM if value.is_floating_point() else torch.distributed.ReduceOp.MAX)
         return {name: value / self.weight if value.is_floating_point() else value for name, value in self.sum.items()}
 
 
@@ -704,13 +754,13 @@ def model_size(net):
 
 
 def for_each_client(update, clients, args, t, mean=None):
-    """`[update(client) for client in clients]`, args.workers of them side by side, each on one thread.
+    """`[update(client) for client in clients]`, args.workers of them side by side, each on one thread, and over the ranks.
 
     `update` returns a tuple that ends with the client's mean loss; if that is not finite the run stops (SystemExit 1). With
     `mean`, a ModelMean, it begins with the client's trained model, which is added there, weighted by the client's number of
     training images, and left out of the result: few models are held at a time."""
-    start, tty, results = time.time(), sys.stdout.isatty(), []
-    waiting = collections.deque()
+    start, tty, results, waiting = time.time(), sys.stdout.isatty(), {}, collections.deque()
+    mine = [client for client in clients if client.id % RANKS == RANK]
 
     def finish():
         client, result = waiting.popleft()
@@ -722,18 +772,20 @@ def for_each_client(update, clients, args, t, mean=None):
         if mean is not None:
             mean.add(result[0].state_dict(), len(client.train.y))
             result = result[1:]
-        results.append(result)
+        results[client.id] = result
         if tty and time.time() - start > 2:
-            print(f"round {t}: {len(results)}/{len(clients)} clients", end="\r", flush=True)
+            print(f"round {t}: {len(results)}/{len(mine)} clients", end="\r", flush=True)
 
     with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for client in clients:
+        for client in mine:
             if len(waiting) == 2 * args.workers:
                 finish()
             waiting.append((client, pool.submit(update, client)))
         while waiting:
             finish()
-    return results
+    if RANKS > 1:
+        results = dict(sum(gather([list(results.items())], args.device), []))
+    return [results[client.id] for client in clients]
 
 
 # ---------------------------------------------------------------------------------------------------- evaluation
@@ -762,9 +814,9 @@ def nearest_prototype(z, prototypes, present):
 
 
 def side_by_side(function, items, args):
-    """`[function(item) for item in items]` on args.workers single-threaded workers, without gradients."""
+    """`[function(item) for item in items]` on args.workers single-threaded workers, without gradients; item k on rank k mod n."""
     with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return list(pool.map(torch.no_grad()(function), items))
+        return gather(list(pool.map(torch.no_grad()(function), deal_out(items))), args.device)
 
 
 def evaluate_personal(clients, prototypes, present, args, t):
@@ -797,12 +849,15 @@ def accuracies(net, sets, args):
     return [100 * c / len(data.y) if len(data.y) else math.nan for c, data in zip(correct, sets)]
 
 
-def evaluate_global(net, tests, args, t):
+def evaluate_global(net, tests, args, t, own=()):
     """Accuracy in % of the global model on each domain's test images {domain: Samples}, and under "test" the mean over the
-    domains. nan in rounds that --eval-every leaves out."""
+    domains; with the clients' `own` images (a list of Samples) also "validation", the mean over the clients.
+    nan in rounds that --eval-every leaves out."""
     skip = t % args.eval_every and t != args.rounds
-    each = [math.nan] * len(tests) if skip else accuracies(net, tests.values(), args)
-    return {"test": sum(each) / len(each), **(dict(zip(tests, each)) if len(tests) > 1 else {})}
+    each = accuracies(net, [*tests.values(), *own], args) if not skip else [math.nan] * (len(tests) + len(own))
+    each, validation = each[:len(tests)], each[len(tests):]
+    return {"test": sum(each) / len(each), **(dict(zip(tests, each)) if len(tests) > 1 else {}),
+            **({"validation": sum(validation) / len(validation)} if own else {})}
 
 
 # ---------------------------------------------------------------------------------------------------- run folder
@@ -819,6 +874,9 @@ class Run:
 
     def __init__(self, args, headline, select="accuracy"):
         self.args, self.headline, self.select, self.rows = args, headline, select, []
+        self.folder = None  # rank 0 alone writes
+        if RANK > 0:
+            return
         name = f"{args.script}-{args.dataset.replace('/', '_')}-s{args.seed}"
         for number in itertools.count(1):
             self.folder = Path(args.out, name if number == 1 else f"{name}-{number}")
@@ -847,7 +905,7 @@ class Run:
         for t in range(1, self.args.rounds + 1):
             self.start = time.time()
             yield t
-        if not self.args.no_plots and self.rows:
+        if not self.args.no_plots and self.folder:
             self.plot(plot_curves, "curves.png", self.rows, self.headline, self.args)
 
     def report(self, t, scores, loss, up, down, **extra):
@@ -864,7 +922,7 @@ class Run:
                "up": sum(up.values()), "down": sum(down.values()), **{f"up_{k}": v for k, v in up.items() if len(up) > 1},
                **{f"down_{k}": v for k, v in down.items() if len(down) > 1}, "seconds": round(time.time() - self.start, 3), **extra}
         self.rows.append(row)
-        with open(self.folder / "log.csv", "a", newline="") as file:
+        with open(self.folder / "log.csv" if self.folder else os.devnull, "a", newline="") as file:
             writer = csv.DictWriter(file, row)
             if len(self.rows) == 1:
                 writer.writeheader()
@@ -882,11 +940,11 @@ class Run:
         best = max(scored, key=lambda r: r[self.select], default=None)
         if best:
             up, down = (sum(r[k] for r in self.rows) for k in ("up", "down"))
-            how = "" if self.select == "accuracy" else f", where {self.select} is best"
+            how = "" if self.select == "accuracy" else f", where {self.select[4:]} is best"
             print(f"best {best['accuracy']:.2f} % by {self.headline} in round {best['round']}{how}, final {scored[-1]['accuracy']:.2f} %; "
                   f"traffic {short(up)} numbers up, {short(down)} down; {clock(time.time() - self.first)} in all")
             for where, accuracy in self.args.published:
-                print(f"published for exactly these settings: {accuracy} % ({where}); this run's best round: {best['accuracy']:.2f} %")
+                print(f"published for these settings: {accuracy} % ({where}); this run's best round: {best['accuracy']:.2f} %")
         else:
             print("no accuracy: no client has test images")
         print(f"everything is in {self.folder}")
@@ -970,7 +1028,8 @@ def cores():
 
 def usage(message):
     """Bad input: one line on stderr, exit status 2."""
-    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
+    if RANK == 0:
+        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     raise SystemExit(2)
 
 
@@ -1085,8 +1144,10 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
     if not args.dataset.strip("./") or args.dataset.startswith("-"):
         usage(f"--dataset {args.dataset!r}: must be a name")
     args.device = device(args.device)
-    args.workers = args.workers or (cores() if args.device == "cpu" else 1)
+    args.workers = args.workers or (max(1, cores() // RANKS) if args.device == "cpu" else 1)
     args.script = script
+    if args.batch_size == 1 and not all(architecture(args.model, i)[0] in ("cnn4", "lsa_cnn", *HTCNN8) for i in range(9)):
+        usage(f"--batch-size 1: must be at least 2, BatchNorm in --model {args.model} cannot train on one image")
     images, classes = {"glyphs": (8000, 10), **{n: v[1:3] for n, v in TORCHVISION.items()}}.get(args.dataset, (math.inf, math.inf))
     check_partition(args, images * args.subset, classes)  # before any download
     ours = settings(args, ("seed", "eval_every"))
@@ -1102,6 +1163,7 @@ def launch(main, doc, presets, paper, method_flags, settle=lambda args: None, ar
     published rows; method_flags(group) adds the method's own flags; settle(args) fills defaults that depend on other flags."""
     script = Path(sys.argv[0]).stem if argv is None else main.__module__
     args = parse(script, doc, presets, paper, method_flags, settle, sys.argv[1:] if argv is None else argv)
+    join_ranks(args)
     if args.device == "cpu":
         torch.set_num_threads(1)  # parallelism is over clients; one thread each keeps results independent of --workers
     results = []
@@ -1111,6 +1173,9 @@ def launch(main, doc, presets, paper, method_flags, settle=lambda args: None, ar
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         raise SystemExit(130)
+    if RANKS > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
     if args.trials > 1 and all(results):
         for key in ("best", "final"):
             values = np.array([r[key] for r in results])

@@ -98,6 +98,19 @@ def test_dominant_matches_the_paper():
         assert counts[i] == 230 and all(counts[c] == 30 for c in range(10) if c != i)
 
 
+def test_dominant_with_many_classes_uses_all_data():
+    y = np.repeat(np.arange(100), 500)
+    for i, part in enumerate(split(y, partition="dominant", clients=10)):
+        counts = np.bincount(y[part], minlength=100)
+        assert len(part) == 5000 and counts[10 * i:10 * i + 10].tolist() == [230] * 10 and counts.min() == 30
+
+
+def test_a_single_client_of_a_domain_takes_what_there_is(capsys):
+    y = np.array([0] * 40 + [1] * 8)
+    part, = common.by_domain(y, np.zeros(48, int), [0], 30, np.random.default_rng(0))
+    assert np.bincount(y[part]).tolist() == [30, 8] and "takes them all" in capsys.readouterr().out
+
+
 def test_missing_holds_the_classes_in_a_row():
     y = np.repeat(np.arange(10), 420)
     for i, part in enumerate(split(y, partition="missing", clients=10, missing=3)):

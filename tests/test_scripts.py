@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -48,6 +49,45 @@ def test_a_run_from_the_shell_leaves_its_folder(module, tmp_path):
     assert re.search(r"round 1/2  \w+ +[\d.]+  \w+ +[\d.]+  loss [\d.]+ .* up .* down .* s  left 0:\d\d", done.stdout)
     assert lines[-2].startswith("best ") and lines[-1] == f"everything is in {second}"
     assert not done.stderr
+
+
+def torchrun(script, words, folder):
+    return subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(ROOT / f"{script}.py"),
+                           *map(str, words), "--no-plots", "--out", str(folder)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("script,words", [
+    ("fedproto", "--participation 0.5"), ("fedtgp", ""), ("fedsa", ""), ("fedlsa", "--domain-fraction 3"),
+    ("fedplcc", "--domain-fraction 3 --model resnet4"), ("fedfm", "--domain-fraction 3 --model resnet4 --lite --model-every 2 --rounds 3")])
+def test_two_ranks_reproduce_one_process(script, words, run, tmp_path):
+    small = ["--rounds", 2, "--no-plots", *(["--subset", 0.05, "--clients", 5] if "domain" not in words else []), *words.split()]
+    *_, alone = run(__import__(script), *small)
+    done = torchrun(script, small, tmp_path / "two")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("everything is in") == 1  # rank 0 alone prints and writes
+    folder, = (tmp_path / "two").iterdir()
+    for a, b in zip(numbers(alone), numbers(folder)):
+        assert a == pytest.approx(b, rel=1e-4, nan_ok=True)
+
+
+def test_a_rank_that_dies_ends_the_job(tmp_path):
+    killer = tmp_path / "dies.py"
+    killer.write_text(f"""
+import os, signal, sys
+sys.path.insert(0, {str(ROOT)!r}); sys.argv[0] = "fedproto.py"
+import common, fedproto
+train = fedproto.client_update
+def update(client, prototypes, present, t, args):
+    if t == 2 and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return train(client, prototypes, present, t, args)
+fedproto.client_update = update
+common.launch(fedproto.main, "", fedproto.PRESETS, fedproto.PAPER, fedproto.method_flags, fedproto.settle)
+""")
+    start = time.time()
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(killer), *SMALL, "--rounds", "50",
+                           "--out", str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and time.time() - start < 60
 
 
 @pytest.mark.parametrize("module", SCRIPTS, ids=named)
