@@ -152,7 +152,8 @@ def torchvision_dataset(name, root, folder, size=None):
         x = torch.cat([torch.as_tensor(np.asarray(part.data)) for part in parts])
         x = x.unsqueeze(1) if x.ndim == 3 else x if name == "svhn" else x.permute(0, 3, 1, 2)  # grey images have one channel
         if x.shape[-1] != size:
-            x = torch.cat([F.interpolate(b.float(), size=(size, size), mode="bilinear", antialias=True).round().byte() for b in x.split(1000)])
+            x = torch.cat([F.interpolate(part.float(), size=(size, size), mode="bilinear", antialias=True).round().byte()
+                           for part in x.split(1000)])
     else:  # files, decoded on access
         def read():
             print(f"decoding the images of {name} (once) ...", flush=True)
@@ -649,15 +650,18 @@ def make_federation(args, validation=0.0, mean=(0.5,), std=(0.5,)):
 def hand_out(args, data, pool, share):
     """Divide the images `pool` (indices) over clients; each keeps a share of its own for testing or validation.
 
-    Sets args.classes (C), args.class_names and args.counts (K, C), the training images per client and class."""
-    clients = []
+    Sets args.classes (C), args.class_names, args.counts (K, C), the training images per client and class, and, for the plot
+    of the partition "domain", args.client_domains."""
+    clients, domains_of = [], []
     for i, part in enumerate(partition(args, data.y[pool].numpy(), data.domain[pool].numpy(), data.domains)):
         if len(part) == 0:
             usage(f"--partition {args.partition}: leaves client {i} of {args.clients} without images; ask for fewer clients or more data")
         part = pool[torch.from_numpy(generator(args.seed, "train/test", i).permutation(part))]
         cut = math.ceil((1 - share) * len(part))
+        domains_of.append(data.domains[int(data.domain[part[0]])])
         clients.append(Client(i, None, *(samples(data, p, args.device) for p in (part[:cut], part[cut:]))))
     args.classes, args.class_names = len(data.classes), data.classes
+    args.client_domains = domains_of
     args.counts = np.stack([np.bincount(c.train.y.cpu().numpy(), minlength=args.classes) for c in clients])
     sizes, held = args.counts.sum(1), (args.counts > 0).sum(1)
     print(f"{args.dataset}: {len(data.y)} images {tuple(data.x.shape[1:])}, {args.classes} classes; {len(clients)} clients with "
@@ -744,7 +748,8 @@ class ModelMean:
     def value(self):
         """The mean as a state_dict, over the models of all ranks."""
         for value in (self.weight, *self.sum.values()) if RANKS > 1 else ():
-            torch.distributed.all_reduce(value, torch.distributed.ReduceOp.SUM if value.is_floating_point() else torch.distributed.ReduceOp.MAX)
+            combine = torch.distributed.ReduceOp
+            torch.distributed.all_reduce(value, combine.SUM if value.is_floating_point() else combine.MAX)
         return {name: value / self.weight if value.is_floating_point() else value for name, value in self.sum.items()}
 
 
@@ -972,12 +977,14 @@ def plot_partition(plt, args):
     client, kind = np.nonzero(args.counts)
     count = args.counts[client, kind]
     cell = min(72 * (figure.get_figwidth() - 1.2) / K, 72 * (figure.get_figheight() - 1) / C)
-    axis.scatter(client, kind, s=np.maximum(1, (1.25 * cell) ** 2 * count / count.max()), color=COLOURS[0], alpha=0.7, linewidths=0)
+    axis.scatter(client, kind, s=np.maximum(1, (0.95 * cell) ** 2 * count / count.max()), color=COLOURS[0], alpha=0.7, linewidths=0)
     every = -(-C // 40)
     axis.set_yticks(range(0, C, every), [str(n)[:14] for n in args.class_names[::every]])
     axis.set(xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3), xlabel=f"client ({K})", ylabel=f"class ({C})",
              title=f"{args.dataset}, {partition_name(args)}: {args.counts.sum()} training images,\nlargest dot {count.max()}")
     axis.xaxis.get_major_locator().set_params(integer=True)
+    if args.partition == "domain" and K <= 20:
+        axis.set_xticks(range(K), [f"{i}\n{name[:10]}" for i, name in enumerate(args.client_domains)], fontsize="small")
     axis.grid(alpha=0.25, linewidth=0.5)
     axis.set_axisbelow(True)
     return figure
@@ -995,15 +1002,16 @@ def plot_curves(plt, rows, headline, args):
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
     traffic = np.cumsum([r["up"] + r["down"] for r in rows])
     names = [headline, *(k[4:] for k in rows[0] if k.startswith("acc_") and k[4:] != headline)]
-    for name, colour, style in zip(names, COLOURS, ["-", "--", ":", "-."]):
-        values = [r[f"acc_{name}"] for r in scored]
-        left.plot([r["round"] for r in scored], values, style, color=colour, label=f"by {name}")
-        middle.plot([traffic[r["round"] - 1] for r in scored], values, style, color=colour, label=f"by {name}")
+    for name, colour, style in zip(names, itertools.cycle(COLOURS), itertools.cycle(["-", "--", ":", "-."])):
+        values, width = [r[f"acc_{name}"] for r in scored], 2.5 if name == headline else 1.2
+        left.plot([r["round"] for r in scored], values, style, color=colour, linewidth=width, label=name)
+        middle.plot([traffic[r["round"] - 1] for r in scored], values, style, color=colour, linewidth=width, label=name)
     best = max(scored, key=lambda r: r["accuracy"], default=None)
     if best:
         left.plot(best["round"], best["accuracy"], "o", color=COLOURS[0])
         left.annotate(f"{best['accuracy']:.1f}", (best["round"], best["accuracy"]), textcoords="offset points", xytext=(0, 5), ha="center")
-        left.legend()
+        left.legend(fontsize="small")
+    middle.xaxis.set_major_formatter(plt.matplotlib.ticker.EngFormatter())
     left.set(xlabel="round", ylabel="test accuracy (%)", title=f"{args.script} on {args.dataset}, {partition_name(args)}, seed {args.seed}")
     middle.set(xlabel="numbers sent up and down, all clients", ylabel="test accuracy (%)", title="accuracy over traffic")
     losses = {label: [r[key] for r in rows] for key, label in (("loss", "clients' mean"), ("server_loss", "server")) if key in rows[0]}
@@ -1084,12 +1092,14 @@ def make_parser(script, doc, defaults, method_flags):
     data.add_argument("--dataset", default="glyphs", metavar="NAME",
                       help=f"glyphs (embedded), {', '.join(TORCHVISION)}, or the name of an image folder under --data")
     data.add_argument("--data", default="./data", metavar="FOLDER", help="where image folders and downloads lie")
-    data.add_argument("--subset", type=number(float, "(0, 1]"), default=1.0, metavar="SHARE", help="a random share of the data, for slow machines")
+    data.add_argument("--subset", type=number(float, "(0, 1]"), default=1.0, metavar="SHARE",
+                      help="a random share of the data, for slow machines")
     data.add_argument("--image-size", type=number(int, "[16, 1024]"), metavar="PIXELS", help="resize images (None: the dataset's own size)")
     add = federation.add_argument
     add("--clients", type=number(int, "[1, inf)"), help="K (None: one per domain in the partition 'domain', else 20)")
     add("--participation", type=number(float, "(0, 1]"), default=1.0, help="ρ, the share of clients in a round")
-    add("--partition", choices=["iid", "dirichlet", "pathological", "dominant", "missing", "domain"], default="dirichlet", help="how data is divided over clients")
+    add("--partition", choices=["iid", "dirichlet", "pathological", "dominant", "missing", "domain"], default="dirichlet",
+        help="how data is divided over clients")
     add("--beta", type=number(float, "(0, inf)"), default=0.1, help="β of the Dirichlet partition")
     add("--classes-per-client", type=number(int, "[1, inf)"), default=2, help="of the pathological partition")
     add("--missing", type=number(int, "[0, inf)"), default=1, help="classes that each client lacks in the partition 'missing'")
@@ -1098,7 +1108,8 @@ def make_parser(script, doc, defaults, method_flags):
     add("--domain-fraction", type=number(float, "(0, inf)"), default=1.0,
         help="share of its domain that a client holds in the partition 'domain'; above 1: images per class")
     add = model.add_argument
-    add("--model", choices=MODELS, default="cnn4", metavar="NAME", help=f"one for all ({', '.join(SINGLE)}) or a group in which client i has the (i mod X)-th ({', '.join(MODELS[len(SINGLE):])})")
+    add("--model", choices=MODELS, default="cnn4", metavar="NAME",
+        help=f"one for all ({', '.join(SINGLE)}) or a group in which client i has the (i mod X)-th ({', '.join(MODELS[len(SINGLE):])})")
     add("--feature-dim", type=number(int, "[1, 65536]"), default=512, help="D, the size of a prototype")
     add("--small-stem", action="store_true", help="ResNets: 3x3 stride 1, no max-pool, instead of the 7x7 stem")
     add = training.add_argument
@@ -1112,7 +1123,8 @@ def make_parser(script, doc, defaults, method_flags):
     add("--seed", type=number(int, "[0, 4294967295]"), default=0, help="of everything random")
     add("--trials", type=number(int, "[1, inf)"), default=1, help="repeat with the seeds SEED, SEED+1, ... and print mean ± std")
     add("--device", type=device, default="auto", help="auto, cpu, cuda, cuda:1, mps ...")
-    add("--workers", type=number(int, "[0, 1024]"), default=0, help="clients trained side by side (0: one per core; results do not depend on it)")
+    add("--workers", type=number(int, "[0, 1024]"), default=0,
+        help="clients trained side by side (0: one per core; results do not depend on it)")
     add("--eval-every", type=number(int, "[1, inf)"), default=1, metavar="ROUNDS", help="evaluate every so many rounds, and in the last")
     add("--out", default="runs", metavar="FOLDER", help="where run folders are made")
     add("--no-plots", action="store_true", help="no pictures")
@@ -1121,7 +1133,8 @@ def make_parser(script, doc, defaults, method_flags):
     return parser
 
 
-NOT_SETTINGS = {"device", "workers", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "script", "data"}
+NOT_SETTINGS = {"device", "workers", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains",
+                "script", "data"}
 
 
 def settings(args, skip=()):

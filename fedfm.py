@@ -10,7 +10,8 @@ One round (two handshakes; d is the size of the model):
   2. the server averages them into the anchors (Eqs. 8, 9) and sends these down                                 C·D
   3. each participant trains the model: cross-entropy + λ · matching of its features to the anchors (Section IV-C)
   4. each sends its model up, the server averages the models by their numbers of images                     d up, d down
-The first T_s rounds are plain FedAvg: no anchors travel (in FedFM-Lite from round T_s on). Prediction: by the classifier of the global model.
+The first T_s rounds are plain FedAvg: no anchors travel (in FedFM-Lite from round T_s on). Prediction: by the classifier of
+the global model.
 
 FedFM-Lite (--lite) saves a handshake: anchors are computed after local training, by the local model, and travel with it.
 With --model-every a, models travel only every a-th round, anchors in every round; in between clients keep their models.
@@ -201,9 +202,11 @@ def method_flags(group):
     group.add_argument("--warmup", type=number(int, "[0, inf)"), default=20, help="T_s, rounds of plain FedAvg first")
     group.add_argument("--aggregate", choices=["weighted", "uniform"], default="weighted", help="mean of the clients' anchors, Eq. 9")
     group.add_argument("--lite", action="store_true", help="FedFM-Lite: one handshake, anchors from the local models")
-    group.add_argument("--model-every", type=number(int, "[1, inf)"), default=1, metavar="ROUNDS", help="FedFM-Lite: models travel every so many rounds")
+    group.add_argument("--model-every", type=number(int, "[1, inf)"), default=1, metavar="ROUNDS",
+                       help="FedFM-Lite: models travel every so many rounds")
     group.add_argument("--prox", type=number(float, "[0, inf)"), default=0.0, help="μ of FedProx's term")
-    group.add_argument("--validation", type=number(float, "[0, 1)"), default=0.2, help="share of a client's images held back for validation")
+    group.add_argument("--validation", type=number(float, "[0, 1)"), default=0.2,
+                       help="share of a client's images held back for validation")
     group.add_argument("--augment", action="store_true", help="random crop, flip and rotation of the training images")
 
 

@@ -191,7 +191,8 @@ def main(args):
 
 def method_flags(group):
     group.add_argument("--lam-r", type=number(float, "[0, inf)"), help="λ1, weight of L_R, Eq. 5 (None: 0.1 for euclidean, 10 for mse)")
-    group.add_argument("--lam-mcl", type=number(float, "[0, inf)"), help="λ2, weight of L_MCL, Eq. 7 (None: 0.01, or 1 for heterogeneous models)")
+    group.add_argument("--lam-mcl", type=number(float, "[0, inf)"),
+                       help="λ2, weight of L_MCL, Eq. 7 (None: 0.01, or 1 for heterogeneous models)")
     group.add_argument("--lam-cc", type=number(float, "[0, inf)"), default=1.0, help="λ3, weight of L_CC, Eq. 8")
     group.add_argument("--distance", choices=["euclidean", "mse"], default="euclidean", help="φ in L_R, Eq. 5")
     group.add_argument("--alpha", type=number(float, "[0, 1]"), default=0.9999, help="α, what the anchors keep in a round, Eq. 10")
