@@ -21,6 +21,7 @@ import os
 import re
 import sys
 import time
+import traceback
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -187,12 +188,14 @@ def image_folder(folder, size):
     def add(path, domain, split):
         for kind in subfolders(path):
             files.extend((entry, domain, split, kind.name) for entry in sorted(os.scandir(kind), key=lambda e: e.name)
-                         if os.path.splitext(entry.name)[1].lower() in IMAGE_ENDINGS and entry.is_file())
+                         if os.path.splitext(entry.name)[1].lower() in IMAGE_ENDINGS and entry.is_file() and not entry.name.startswith("."))
     def add_domain(path, domain):
         if (path / "train").is_dir() or (path / "test").is_dir():
             for split in ("train", "test"):
                 if (path / split).is_dir():
                     add(path / split, domain, split)
+            for other in {entry.name for entry in subfolders(path)} - {"train", "test"}:
+                print(f"note: {path / other} is not read, only train and test are")
         else:
             add(path, domain, None)
     add_domain(folder, folder.name)
@@ -410,7 +413,7 @@ def missing(y, clients, absent, rng):
     return deal(y, classes, held * (have // np.maximum(held.sum(0), 1)), rng)
 
 
-def by_domain(y, domain, domain_of_client, amount, rng):
+def by_domain(y, domain, domain_of_client, amount, rng, names=None):
     """Domain skew: client i holds images of domain `domain_of_client[i]` only: a share `amount` <= 1 of that domain, or
     `amount` > 1 images of each class; disjoint within a domain. Raises ValueError where a domain has too few images; only a
     domain's single client takes, with a printed note, all there is of a class that is too scarce (Office has such)."""
@@ -421,10 +424,11 @@ def by_domain(y, domain, domain_of_client, amount, rng):
         size, nth, clients = round(amount * len(stock[d])) if amount <= 1 else int(amount), taken[d], domain_of_client.count(d)
         scarce = sum(size * clients > len(pile) for pile in piles)
         if amount * clients > 1 + 1e-9 if amount <= 1 else size > len(stock[d]) or scarce and clients > 1:
-            raise ValueError(f"domain {d} has {len(stock[d])} images, {min(map(len, piles))} of its scarcest class, too few for {clients} "
-                             f"clients with {f'a share of {amount:g}' if amount <= 1 else f'{size} per class'} each")
+            have = f"{len(stock[d])} images" + (f", {min(map(len, piles))} of its scarcest class" if amount > 1 else "")
+            raise ValueError(f"domain {names[d] if names else d} has {have}, too few for {clients} clients with "
+                             f"{f'a share of {amount:g}' if amount <= 1 else f'{amount:g} per class'} each")
         if scarce and amount > 1:
-            print(f"note: domain {d} has fewer than {size} images of {scarce} classes; its client takes them all")
+            print(f"note: domain {names[d] if names else d} has fewer than {size} images of {scarce} classes; its client takes them all")
         parts.append(np.concatenate([pile[nth * size:(nth + 1) * size] for pile in piles]))
         taken[d] += 1
     return parts
@@ -472,18 +476,21 @@ def partition(args, y, domain, domains):
     K, classes = args.clients, len(np.unique(y))
     if args.partition == "domain":
         index = {name: d for d, name in enumerate(domains)}
+        if sum((args.domain_clients or {}).values()) > len(y) // 2:
+            usage(f"--domain-clients: {sum(args.domain_clients.values())} clients, must be at most {len(y) // 2}, half the number of samples")
         if args.domain_clients is None:  # client i holds domain i mod n
             assigned = [i % len(domains) for i in range(K or len(domains))]
         else:
             unknown = [name for name in args.domain_clients if name not in index]
             if unknown:
-                usage(f"--domain-clients {unknown[0]}: no such domain, choose from {', '.join(domains)}")
+                usage(f"--domain-clients {unknown[0]}: no such domain, choose from {', '.join(domains)}, e.g. "
+                      f"--domain-clients {','.join(f'{name}:1' for name in domains)}")
             assigned = [index[name] for name, n in args.domain_clients.items() for _ in range(n)]
         args.clients = len(assigned)
         if args.domain_fraction > 1 and args.domain_fraction % 1:
             usage(f"--domain-fraction {args.domain_fraction:g}: must be a share in (0, 1] or a whole number of images per class")
         try:
-            return by_domain(y, domain, assigned, args.domain_fraction, rng)
+            return by_domain(y, domain, assigned, args.domain_fraction, rng, domains)
         except ValueError as error:
             usage(f"--domain-fraction {args.domain_fraction:g}: {error}")
     check_partition(args, len(y), classes)
@@ -883,13 +890,15 @@ class Run:
         if RANK > 0:
             return
         name = f"{args.script}-{args.dataset.replace('/', '_')}-s{args.seed}"
-        for number in itertools.count(1):
-            self.folder = Path(args.out, name if number == 1 else f"{name}-{number}")
-            try:
-                self.folder.mkdir(parents=True)
-                break
-            except FileExistsError:
-                continue
+        try:
+            Path(args.out).mkdir(parents=True, exist_ok=True)
+            for number in itertools.count(1):
+                self.folder = Path(args.out, name if number == 1 else f"{name}-{number}")
+                if not self.folder.exists():
+                    self.folder.mkdir()
+                    break
+        except OSError as error:
+            usage(f"--out {args.out}: cannot make a run folder there ({error.strerror})")
         (self.folder / "args.json").write_text(json.dumps(settings(args), indent=1) + "\n")
         if not args.no_plots:
             self.plot(plot_partition, "partition.png", args)
@@ -900,8 +909,9 @@ class Run:
             import matplotlib
             matplotlib.use("Agg")
             import matplotlib.pyplot as plt
-            figure = draw(plt, *data)
-            figure.savefig(self.folder / name, dpi=150, bbox_inches="tight")
+            with plt.rc_context({"text.parse_math": False}):  # a class may be called $x$
+                figure = draw(plt, *data)
+                figure.savefig(self.folder / name, dpi=150, bbox_inches="tight")
             plt.close(figure)
 
     def rounds(self):
@@ -911,7 +921,7 @@ class Run:
             self.start = time.time()
             yield t
         if not self.args.no_plots and self.folder:
-            self.plot(plot_curves, "curves.png", self.rows, self.headline, self.args)
+            self.plot(plot_curves, "curves.png", self.rows, self.headline, self.select, self.args)
 
     def report(self, t, scores, loss, up, down, **extra):
         """End round t: write a row to log.csv and print a line. Stops (SystemExit 1) where a number of `extra` is not finite.
@@ -946,7 +956,7 @@ class Run:
         if best:
             up, down = (sum(r[k] for r in self.rows) for k in ("up", "down"))
             how = "" if self.select == "accuracy" else f", where {self.select[4:]} is best"
-            print(f"best {best['accuracy']:.2f} % by {self.headline} in round {best['round']}{how}, final {scored[-1]['accuracy']:.2f} %; "
+            print(f"best {self.headline} accuracy {best['accuracy']:.2f} % in round {best['round']}{how}, final {scored[-1]['accuracy']:.2f} %; "
                   f"traffic {short(up)} numbers up, {short(down)} down; {clock(time.time() - self.first)} in all")
             for where, accuracy in self.args.published:
                 print(f"published for these settings: {accuracy} % ({where}); this run's best round: {best['accuracy']:.2f} %")
@@ -996,7 +1006,7 @@ def partition_name(args):
     return detail.get(args.partition, args.partition)
 
 
-def plot_curves(plt, rows, headline, args):
+def plot_curves(plt, rows, headline, select, args):
     """Accuracy over rounds, accuracy over traffic, and the losses."""
     scored = [r for r in rows if not math.isnan(r["accuracy"])]
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
@@ -1006,8 +1016,9 @@ def plot_curves(plt, rows, headline, args):
         values, width = [r[f"acc_{name}"] for r in scored], 2.5 if name == headline else 1.2
         left.plot([r["round"] for r in scored], values, style, color=colour, linewidth=width, label=name)
         middle.plot([traffic[r["round"] - 1] for r in scored], values, style, color=colour, linewidth=width, label=name)
-    best = max(scored, key=lambda r: r["accuracy"], default=None)
+    best = max(scored, key=lambda r: r[select], default=None)
     if best:
+        left.margins(y=0.12)
         left.plot(best["round"], best["accuracy"], "o", color=COLOURS[0])
         left.annotate(f"{best['accuracy']:.1f}", (best["round"], best["accuracy"]), textcoords="offset points", xytext=(0, 5), ha="center")
         left.legend(fontsize="small")
@@ -1066,6 +1077,8 @@ def domain_clients(text):
     pairs = [part.rsplit(":", 1) for part in text.split(",")]
     if any(len(pair) != 2 or not pair[1].isdigit() or int(pair[1]) < 1 for pair in pairs):
         raise argparse.ArgumentTypeError(f"{text}: must be NAME:CLIENTS[,NAME:CLIENTS ...] with at least 1 client each")
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text}: must name each domain once")
     return {name: int(n) for name, n in pairs}
 
 
@@ -1074,10 +1087,10 @@ def device(text):
     if text == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.zeros(1, device=text)
+        torch.zeros(1, device=text).item()
     except Exception as error:
         raise argparse.ArgumentTypeError(f"{text}: must be auto, cpu or a device that torch sees here ({str(error).splitlines()[0][:80]})")
-    return text
+    return "cpu" if text.startswith("cpu") else text
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -1148,14 +1161,21 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
         first = Parser(prog=script, add_help=False, allow_abbrev=False)
         first.add_argument("--dataset", default="glyphs")
         name = first.parse_known_args(words)[0].dataset
-        args = make_parser(script + ".py", doc, presets.get(name, presets["cifar10"]), method_flags).parse_args(words)
+        preset = presets.get(name, presets["cifar10"])
+        args = make_parser(script + ".py", doc, preset, method_flags).parse_args(words)
+        if args.partition == "domain" != preset["partition"] and not any(word.split("=")[0] == "--clients" for word in words):
+            args.clients = None  # the preset's number is meant for its own partition
         if args.clients is None and args.partition != "domain":
             args.clients = 20
         settle(args)
         return args
     args = read(argv)
-    if not args.dataset.strip("./") or args.dataset.startswith("-"):
-        usage(f"--dataset {args.dataset!r}: must be a name")
+    if not args.dataset.strip("./ ") or args.dataset.startswith("-") or len(args.dataset) > 200:
+        usage(f"--dataset {args.dataset[:40]!r}: must be a name")
+    if not args.out:
+        usage("--out '': must be a folder")
+    if args.dataset not in presets:
+        print(f"note: no preset for {args.dataset}: cifar10's settings, where you type no others")
     args.device = device(args.device)
     args.workers = args.workers or (max(1, cores() // RANKS) if args.device == "cpu" else 1)
     args.script = script
@@ -1173,24 +1193,46 @@ def launch(main, doc, presets, paper, method_flags, settle=lambda args: None, ar
     """Run a method script: read the command line, call main(args) once per trial, print mean ± std of the trials.
 
     presets: {dataset: {setting: value}}, cifar10's for datasets not named; paper: [(command line, table, accuracy)], the
-    published rows; method_flags(group) adds the method's own flags; settle(args) fills defaults that depend on other flags."""
-    script = Path(sys.argv[0]).stem if argv is None else main.__module__
-    args = parse(script, doc, presets, paper, method_flags, settle, sys.argv[1:] if argv is None else argv)
+    published rows; method_flags(group) adds the method's own flags; settle(args) fills defaults that depend on other flags.
+    With argv (a list of words) it returns the trials' results; without, it takes the process's own and ends the process."""
+    if argv is None:
+        end_process(lambda: launch(main, doc, presets, paper, method_flags, settle, sys.argv[1:]))
+    script = Path(sys.argv[0]).stem if main.__module__ == "__main__" else main.__module__
+    args = parse(script, doc, presets, paper, method_flags, settle, argv)
     join_ranks(args)
     if args.device == "cpu":
         torch.set_num_threads(1)  # parallelism is over clients; one thread each keeps results independent of --workers
-    results = []
-    try:
-        for seed in range(args.seed, args.seed + args.trials):
-            results.append(main(argparse.Namespace(**{**vars(args), "seed": seed})))
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        raise SystemExit(130)
+    results = [main(argparse.Namespace(**{**vars(args), "seed": seed})) for seed in range(args.seed, args.seed + args.trials)]
     if RANKS > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
-    if args.trials > 1 and all(results):
+    if args.trials > 1 and not all(results):
+        print("no mean over the trials: not every one had test images")
+    elif args.trials > 1:
         for key in ("best", "final"):
             values = np.array([r[key] for r in results])
             print(f"{key} of {args.trials} trials: {values.mean():.2f} ± {values.std(ddof=1):.2f} %")
     return results
+
+
+def end_process(run):
+    """Run and leave with its exit status, without the interpreter's own clean-up: a worker thread that torch is still
+    unwinding then can abort the process ("terminate called without an active exception")."""
+    status = 0
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a terminal without Greek letters
+    try:
+        run()
+    except SystemExit as stop:  # a text is a message for stderr and status 1
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        status = 130
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

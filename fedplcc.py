@@ -12,7 +12,7 @@ One round (d is the size of the model):
   3. each clusters the features of its training images class by class with the trained model (Eq. 9) and sends cluster
      means and sizes up with its model                                                    d + J_k·(D + 1)
   4. the server clusters the union class by class (Eqs. 10, 11) and averages the models by their numbers of images
-Round 1 has no prototypes: cross-entropy alone. Prediction: by the global classifier, on each domain's test images; the mean
+Round 1 has no prototypes: cross-entropy alone. L_corr is minus a similarity, so the loss falls below 0. Prediction: by the global classifier, on each domain's test images; the mean
 over the domains is the headline.
 
 Where the paper leaves a choice:

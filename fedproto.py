@@ -7,7 +7,7 @@ prototype of their class, so that all clients come to mean the same thing by "cl
 data or weights.
 
 One round:
-  1. the server sends the global prototypes down                    C·D numbers to each participant
+  1. the server sends the global prototypes down, from round 2 on   C·D numbers to each participant
   2. each participant trains on its data: cross-entropy + λ · distance of each feature to its class's prototype (Eq. 4)
   3. each computes its class means with the trained model (Eq. 2) and sends them with their counts up   C_i·(D + 1)
   4. the server takes their mean, weighted by the counts (Eq. 3)

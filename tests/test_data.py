@@ -45,6 +45,7 @@ def test_folder_is_read_resized_and_converted(tmp_path):
     picture(root / "test" / "2" / "alpha.png", mode="RGBA")
     (root / "train" / "2" / "notes.txt").write_text("no image")
     (root / "train" / "empty").mkdir()
+    (root / "train" / "2" / "._grey.png").write_bytes(b"what macOS leaves behind")
     data = common.load_dataset(args(tmp_path, "mine"))
     assert data.x.shape == (4, 3, 32, 32) and data.classes == ["2", "10"] and data.domains == ["mine"]
     assert data.y.tolist() == [0, 0, 1, 0] and data.test.tolist() == [False, False, False, True]
@@ -79,6 +80,18 @@ def test_cache_is_used_and_rebuilt_when_the_folder_changes(tmp_path, capsys):
     cache, = tmp_path.glob("*.pt")
     cache.write_bytes(cache.read_bytes()[:100])  # truncated
     assert load()[1] and not load()[1]
+
+
+def test_other_splits_are_not_read_and_names_may_hold_dollars(tmp_path, capsys):
+    for n in range(4):
+        picture(tmp_path / "s" / ("train", "test", "val")[n % 3] / "$^$ x" / f"{n}.png")
+    data = common.load_dataset(args(tmp_path, "s"))
+    assert len(data.y) == 3 and "val is not read" in capsys.readouterr().out
+    import matplotlib.pyplot as plt
+    with plt.rc_context({"text.parse_math": False}):
+        settings = types.SimpleNamespace(counts=np.ones((2, 1), int), class_names=data.classes, dataset="s", partition="iid", beta=1.0,
+                                         classes_per_client=1, dominant_share=0.5, missing=1)
+        common.plot_partition(plt, settings).savefig(tmp_path / "p.png")
 
 
 def test_undecodable_file_is_named_and_nothing_cached(tmp_path):

@@ -120,7 +120,7 @@ def test_switches_and_corners(module, words, run):
     assert 0 <= results[0]["final"] <= results[0]["best"] <= 100
 
 
-@pytest.mark.parametrize("module,model", [(fedproto, "htfe8"), (fedtgp, "htfe4"), (fedsa, "htfe3"), (fedsa, "res34-htc4")])
+@pytest.mark.parametrize("module,model", [(fedproto, "htfe8"), (fedtgp, "htcnn8"), (fedsa, "htfe3"), (fedsa, "res34-htc4")])
 def test_heterogeneous_models(module, model, run):
     results, *_ = run(module, "--subset", 0.01, "--clients", 8, "--rounds", 1, "--model", model, "--no-plots", "--batch-size", 4)
     assert np.isfinite(results[0]["final"])
@@ -201,6 +201,8 @@ BAD = [("--participation 0", "(0, 1]"), ("--participation 1.5", "(0, 1]"), ("--p
        ("--dominant-share 0", "(0, 1]"), ("--domain-clients plain", "NAME:CLIENTS"), ("--domain-fraction 0", "(0, inf)"),
        ("--seed -1", "[0, 4294967295]"), ("--trials 0", "[1, inf)"), ("--device tpu", "must be auto, cpu"), ("--eval-every 0", "[1, inf)"),
        ("--local-epochs 0", "[1, inf)"), ("--workers -1", "[0, 1024]"), ("--nonsense 1", "--nonsense"), ("--lam -1", "[0, inf)"),
+       ("--domain-clients plain:1,plain:2", "each domain once"), ("--partition domain --domain-clients plain:99999999999", "must be at most"),
+       ("--device meta", "must be auto, cpu"),
        ("--subset 0.02 --partition domain --clients 4 --domain-fraction 0.01", "without images"),
        ("--partition domain --domain-clients nowhere:1", "choose from plain, thin, texture, clutter")]
 
@@ -213,6 +215,21 @@ def test_bad_input_is_one_line_and_status_2(words, range_, tmp_path, capsys):
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1 and range_ in error and re.match(r"[\w.-]+: (unrecognized arguments: )?--\w", error)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("out", ["README.md", "dangling", "/proc/nowhere"])
+def test_an_out_folder_that_cannot_be_made_is_one_line(out, tmp_path, capsys):
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "else")
+    (tmp_path / "README.md").write_text("a file")
+    with pytest.raises(SystemExit) as stop:
+        common.launch(fedproto.main, "", fedproto.PRESETS, [], fedproto.method_flags, fedproto.settle, [*SMALL, "--out", str(tmp_path / out)])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1 and "--out" in error
+
+
+def test_the_partition_by_domain_needs_no_number_of_clients(run):
+    *_, text, _ = run(fedsa, "--subset", 0.05, "--rounds", 1, "--partition", "domain")
+    assert "4 clients" in text
 
 
 def test_a_diverging_client_is_named(run):
