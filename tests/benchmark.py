@@ -2,7 +2,8 @@
 
     python tests/benchmark.py                                   ours against a bare loop of the same SGD steps, on glyphs
     python tests/benchmark.py --dataset cifar10 --subset 0.2    on other data
-    python tests/benchmark.py --htfllib PATH                    also against a checkout of TsingZ0/HtFLlib
+    python tests/benchmark.py --htfllib PATH                    also against a checkout of TsingZ0/HtFLlib (which imports h5py, click,
+                                                                requests, higher and calmsize; minutes per repetition on two cores)
     python tests/benchmark.py --growth                          seconds per round for 10 to 200 clients
 
 Contestants take turns, --repetitions times; the table gives the median and the spread of each one's seconds per round (the
