@@ -494,7 +494,7 @@ def partition(args, y, domain, domains):
         except ValueError as error:
             usage(f"--domain-fraction {args.domain_fraction:g}: {error}")
     check_partition(args, len(y), classes)
-    minimum = max(2, min(2 * args.batch_size, len(y) // K))
+    minimum = max(2, min(2 * args.batch_size, len(y) // (4 * K)))  # two batches' worth, where that leaves room for skew
     if args.partition == "iid":
         return iid(y, K, rng)
     if args.partition == "dirichlet":
