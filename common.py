@@ -1163,7 +1163,8 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
         name = first.parse_known_args(words)[0].dataset
         preset = presets.get(name, presets["cifar10"])
         args = make_parser(script + ".py", doc, preset, method_flags).parse_args(words)
-        if args.partition == "domain" != preset["partition"] and not any(word.split("=")[0] == "--clients" for word in words):
+        typed = any(word.split("=")[0] == "--clients" for word in words)
+        if args.partition == "domain" and preset["partition"] != "domain" and not typed:
             args.clients = None  # the preset's number is meant for its own partition
         if args.clients is None and args.partition != "domain":
             args.clients = 20

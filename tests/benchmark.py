@@ -78,7 +78,7 @@ def bare_loop(words, threads):
 
 
 def write_for_htfllib(path, words):
-    """Our clients' images and labels as HtFLlib reads them -> (number of clients, side of an image, classes)."""
+    """Our clients' images and labels as HtFLlib reads them -> (number of clients, number of classes)."""
     import numpy as np
     args = common.parse("fedproto", "", fedproto.PRESETS, [], fedproto.method_flags, fedproto.settle, words)
     clients = common.make_clients(args)
@@ -98,7 +98,6 @@ def htfllib(path, algorithm, clients, classes, words, rounds):
     family = {"cnn4": "HtFE-img-2", "htfe8": "HtFE-img-8"}[values.model]
     launch = LAUNCH
     if values.model == "cnn4":  # HtFLlib has no family of one: keep the first, which is this CNN
-        launch = LAUNCH.replace("runpy.run_path(", "runpy.run_path(").replace("sys.argv[0]", "import builtins; sys.argv[0]")
         source = (path / "system" / "main.py").read_text()
         source = re.sub(r"(FedAvgCNN\(in_features=3, num_classes=args.num_classes, dim=1600\)', # for 32x32 img\n)\s*'torchvision.models.resnet18\(pretrained=False, "
                         r"num_classes=args.num_classes\)',", r"\1", source, count=1)
@@ -106,9 +105,11 @@ def htfllib(path, algorithm, clients, classes, words, rounds):
         launch = LAUNCH.replace("run_path('main.py'", "run_path('one_model.py'")
     output = subprocess.run([sys.executable, "-c", launch, "-data", "Ours", "-m", family, "-algo", algorithm, "-nc", str(clients), "-ncl", str(classes),
                              "-lbs", str(values.batch_size), "-lr", str(values.lr), "-ls", str(values.local_epochs), "-gr", str(rounds), "-lam", "10",
-                             "-dev", values.device.split(":")[0]], cwd=path / "system", check=True, capture_output=True, text=True,
-                            env={**os.environ, "PYTHONWARNINGS": "ignore"}).stdout
-    return [float(seconds) for seconds in re.findall(r"^-{50} ([\d.]+)$", output, re.M)][1:]
+                             "-dev", values.device.split(":")[0]], cwd=path / "system", capture_output=True, text=True,
+                            env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    if output.returncode:
+        sys.exit(f"HtFLlib failed:\n{output.stderr[-1500:]}")
+    return [float(seconds) for seconds in re.findall(r"^-{50} ([\d.]+)$", output.stdout, re.M)][1:]
 
 
 def table(rows, floor):
