@@ -20,9 +20,11 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 import traceback
 import warnings
+import weakref
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -695,32 +697,135 @@ def participants(t, clients, args):
     return [clients[i] for i in sorted(chosen, key=lambda i: (-len(clients[i].train.y), i))]
 
 
-def minibatches(n, batch_size, epochs, rng):
-    """Index tensors over n samples, shuffled anew in each epoch.
+def minibatches(y, batch_size, epochs, rng):
+    """Index tensors over the samples with labels y (n,), on y's device, shuffled anew in each epoch.
 
     The last, smaller batch is used too (much published code drops it). BatchNorm cannot train on a single image, so one
     left over joins the batch before it, and a client's only image is taken twice."""
+    n = len(y)
     for _ in range(epochs):
-        order = torch.from_numpy(rng.permutation(n) if n > 1 else np.zeros(2, int))
+        order = torch.from_numpy(rng.permutation(n) if n > 1 else np.zeros(2, int)).to(y.device)
         batches = list(order.split(batch_size))
         if len(batches) > 1 and len(batches[-1]) == 1 < batch_size:
             batches[-2:] = [torch.cat(batches[-2:])]
         yield from batches
 
 
-def sgd_step(module, loss, lr, momentum=0.0, weight_decay=0.0):
-    """A function (x, y) -> loss (a detached scalar) that takes one SGD step on the module's weights. Momentum, where there
-    is any, starts at zero here and so never outlives a client's round."""
+def sgd_step(module, loss, lr, momentum=0.0, weight_decay=0.0, sent=()):
+    """A function step(*batch) -> loss(*batch, *sent), a detached scalar, that takes one SGD step on the module's weights.
+    Momentum, where there is any, starts at zero here and so never outlives a client's round.
+
+    `sent` are the tensors that come from the server. On CUDA the step is captured once as a graph, at the first batch, and
+    replayed for every batch of that shape, also in later rounds. A replay repeats the very first call on the tensors' new
+    values, so a loss must take every tensor that changes or is given up between rounds from its arguments or the module.
+    Other shapes (the last, smaller batch) run eagerly."""
     module.train()
     optimizer = torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay, fused=True)
+    graph = CAPTURED.get(module) if capturable(module) else None
+    if graph and shapes(graph.sent) == shapes(sent):
+        optimizer = graph.optimizer
+        forget_momentum(optimizer)
+        overwrite(graph.sent, sent)
+    else:
+        graph = None
 
-    def step(x, y):
+    def eager(batch, sent):
         optimizer.zero_grad()
-        value = loss(x, y)
+        value = loss(*batch, *sent)
         value.backward()
         optimizer.step()
         return value.detach()
+
+    def step(*batch):
+        nonlocal graph
+        if graph is None and capturable(module):
+            graph = CAPTURED[module] = record(module, optimizer, eager, batch, sent)
+        if graph and graph.replay and shapes(graph.batch) == shapes(batch):
+            overwrite(graph.batch, batch)
+            graph.replay()
+            return graph.value.clone()
+        return eager(batch, sent)
     return step
+
+
+# CUDA graphs: launching a small model's some hundred kernels one by one takes longer than running them.
+
+class Graph(NamedTuple):
+    optimizer: torch.optim.Optimizer
+    batch: list           # the memory that replays read; overwritten before each
+    sent: list
+    replay: object        # a function; None where the capture failed
+    value: torch.Tensor   # the loss, overwritten by each replay
+
+
+GRAPHS = True                           # --no-graph
+CAPTURED = weakref.WeakKeyDictionary()  # module -> its Graph, as long as the module lives
+CAPTURING = threading.Lock()            # torch allows one capture at a time
+
+
+def capturable(module):
+    return GRAPHS and next(module.parameters()).is_cuda
+
+
+def record(module, optimizer, eager, batch, sent):
+    """Capture eager(batch, sent), a step on copies of these tensors; the module's weights and buffers stay as they are."""
+    global GRAPHS
+    batch, sent = [v.clone() for v in batch], [v.clone() for v in sent]
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with CAPTURING:
+        for _ in range(2):  # warm up: kernels are loaded, libraries and momentum get their memory
+            eager(batch, sent)
+        try:
+            replay, value = capture(lambda: eager(batch, sent))
+        except RuntimeError as error:
+            print(f"note: this step cannot be captured as a CUDA graph, going on without graphs ({str(error).splitlines()[0]})")
+            GRAPHS, replay, value = False, None, None
+    module.load_state_dict(before)
+    forget_momentum(optimizer)
+    return Graph(optimizer, batch, sent, replay, value)
+
+
+def capture(run):
+    """Record what run() launches, without running it -> (a function that launches it all, what run() returned)."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")  # the other clients' threads may go on meanwhile
+    try:
+        value = run()
+    finally:
+        graph.capture_end()
+    return graph.replay, value
+
+
+def forget_momentum(optimizer):
+    for state in optimizer.state.values():
+        state["momentum_buffer"].zero_()
+
+
+def shapes(tensors):
+    return [(value.shape, value.dtype) for value in tensors]
+
+
+def overwrite(held, new):
+    for old, value in zip(held, new):
+        old.copy_(value)
+
+
+@functools.cache
+def cuda_stream(device, number):
+    """CUDA stream `number`, -1 for the main thread's; None on other devices. A client's graph is captured and replayed on
+    one and the same stream: graphs captured on a stream share a workspace, which two of them must not use at once."""
+    return torch.cuda.Stream(device) if device.startswith("cuda") else None
+
+
+def workers(args):
+    """A pool of args.workers threads, each with one torch thread and on the CUDA stream of the caller."""
+    stream = torch.cuda.current_stream(args.device) if args.device.startswith("cuda") else None
+
+    def start():
+        torch.set_num_threads(1)
+        if stream:
+            torch.cuda.set_stream(stream)
+    return ThreadPoolExecutor(args.workers, initializer=start)
 
 
 def augment(x, rng):
@@ -774,25 +879,36 @@ def for_each_client(update, clients, args, t, mean=None):
     start, tty, results, waiting = time.time(), sys.stdout.isatty(), {}, collections.deque()
     mine = [client for client in clients if client.id % RANKS == RANK]
 
+    def train(client):
+        own = cuda_stream(args.device, client.id % 31)  # torch has 32 of them
+        if own is None:
+            return update(client)
+        own.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(own):
+            result = update(client)
+        own.synchronize()
+        return result
+
     def finish():
         client, result = waiting.popleft()
         result = result.result()
         client.test_features = None
-        if not math.isfinite(result[-1]):
+        if mean is not None:
+            mean.add(result[0].state_dict(), len(client.train.y))
+        if not math.isfinite(result[-1]):  # on CUDA this waits for the sum too, before the client's model is given up
             sys.exit(f"client {client.id}'s loss is {float(result[-1])} in round {t}: lower --lr {args.lr:g} or the weights of "
                      "the method's own losses")
         if mean is not None:
-            mean.add(result[0].state_dict(), len(client.train.y))
             result = result[1:]
         results[client.id] = result
         if tty and time.time() - start > 2:
             print(f"round {t}: {len(results)}/{len(mine)} clients", end="\r", flush=True)
 
-    with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with workers(args) as pool:
         for client in mine:
             if len(waiting) == 2 * args.workers:
                 finish()
-            waiting.append((client, pool.submit(update, client)))
+            waiting.append((client, pool.submit(train, client)))
         while waiting:
             finish()
     if RANKS > 1:
@@ -821,13 +937,14 @@ def class_means(net, data, classes):
 
 def nearest_prototype(z, prototypes, present):
     """Predict the class of the nearest prototype (Euclidean): z (n, D), prototypes (C, D), present (C,) bool -> (n,)."""
-    centre = prototypes[present].mean(0)  # cdist multiplies matrices: near the origin their difference keeps its digits
+    known = present.unsqueeze(1).to(z.dtype)
+    centre = (prototypes * known).sum(0) / known.sum().clamp(min=1)  # cdist multiplies matrices: near the origin their difference keeps its digits
     return torch.cdist(z - centre, prototypes - centre).masked_fill(~present, math.inf).argmin(1)
 
 
 def side_by_side(function, items, args):
     """`[function(item) for item in items]` on args.workers single-threaded workers, without gradients; item k on rank k mod n."""
-    with ThreadPoolExecutor(args.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with workers(args) as pool:
         return gather(list(pool.map(torch.no_grad()(function), deal_out(items))), args.device)
 
 
@@ -1138,6 +1255,7 @@ def make_parser(script, doc, defaults, method_flags):
     add("--device", type=device, default="auto", help="auto, cpu, cuda, cuda:1, mps ...")
     add("--workers", type=number(int, "[0, 1024]"), default=0,
         help="clients trained side by side (0: one per core; results do not depend on it)")
+    add("--no-graph", action="store_true", help="no CUDA graphs, to compare")
     add("--eval-every", type=number(int, "[1, inf)"), default=1, metavar="ROUNDS", help="evaluate every so many rounds, and in the last")
     add("--out", default="runs", metavar="FOLDER", help="where run folders are made")
     add("--no-plots", action="store_true", help="no pictures")
@@ -1146,7 +1264,7 @@ def make_parser(script, doc, defaults, method_flags):
     return parser
 
 
-NOT_SETTINGS = {"device", "workers", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains",
+NOT_SETTINGS = {"device", "workers", "no_graph", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains",
                 "script", "data"}
 
 
@@ -1178,7 +1296,7 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
     if args.dataset not in presets:
         print(f"note: no preset for {args.dataset}: cifar10's settings, where you type no others")
     args.device = device(args.device)
-    args.workers = args.workers or (max(1, cores() // RANKS) if args.device == "cpu" else 1)
+    args.workers = args.workers or max(1, min(cores() // RANKS, 8 if args.device.startswith("cuda") else 1 if args.device == "mps" else cores()))
     args.script = script
     if args.batch_size == 1 and not all(architecture(args.model, i)[0] in ("cnn4", "lsa_cnn", *HTCNN8) for i in range(9)):
         usage(f"--batch-size 1: must be at least 2, BatchNorm in --model {args.model} cannot train on one image")
@@ -1203,7 +1321,10 @@ def launch(main, doc, presets, paper, method_flags, settle=lambda args: None, ar
     join_ranks(args)
     if args.device == "cpu":
         torch.set_num_threads(1)  # parallelism is over clients; one thread each keeps results independent of --workers
-    results = [main(argparse.Namespace(**{**vars(args), "seed": seed})) for seed in range(args.seed, args.seed + args.trials)]
+    global GRAPHS
+    GRAPHS = not args.no_graph
+    with torch.cuda.stream(cuda_stream(args.device, -1)):  # graphs cannot be captured on the default stream
+        results = [main(argparse.Namespace(**{**vars(args), "seed": seed})) for seed in range(args.seed, args.seed + args.trials)]
     if RANKS > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

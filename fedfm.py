@@ -133,7 +133,7 @@ def client_update(client, start, anchors, present, lam, t, args):
     net, data = copy.deepcopy(start), client.train
     reference = [w.detach() for w in start.parameters()]
 
-    def loss(x, y):
+    def loss(x, y, anchors, present):
         z = net.features(x)
         value = F.cross_entropy(net.classifier(z), y)
         if lam:
@@ -141,10 +141,10 @@ def client_update(client, start, anchors, present, lam, t, args):
                                    else squared_distance(z, y, anchors, present))
         return value + args.prox * proximal(net, reference) if args.prox else value
 
-    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay)
+    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay, sent=(anchors, present))
     distort = generator(args.seed, "augment", t, client.id)
     losses = []
-    for batch in minibatches(len(data.y), args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
+    for batch in minibatches(data.y, args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
         losses.append(step(augment(data.x[batch], distort) if args.augment else data.x[batch], data.y[batch]))
     return net, torch.stack(losses).mean()
 

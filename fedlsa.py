@@ -102,18 +102,19 @@ def make_server(args):
 
 def server_update(server, classifier, args):
     """E_s SGD steps on L_ACE + α L_SEP (Eq. 5) with the averaged classifier frozen -> anchors A (C, L), the last loss."""
-    frozen = copy.deepcopy(classifier).requires_grad_(False)
-    classes = torch.arange(args.classes, device=args.device)
+    def anchors():
+        return F.normalize(server(torch.arange(args.classes, device=args.device)), dim=1)
 
-    def loss(classes, _):                                                                        # Eq. 5
-        A = F.normalize(server(classes), dim=1)
-        return anchor_classification(A, frozen) + args.alpha * anchor_separation(A, args.tau)
+    def loss(weight, bias):                                                                      # Eq. 5
+        A = anchors()
+        return anchor_classification(A, lambda a: F.linear(a, weight, bias)) + args.alpha * anchor_separation(A, args.tau)
 
-    step = sgd_step(server, loss, args.lr, args.momentum, args.weight_decay)
+    frozen = classifier.weight.detach(), classifier.bias.detach()
+    step = sgd_step(server, loss, args.lr, args.momentum, args.weight_decay, sent=frozen)
     last = torch.zeros(())
     for _ in range(args.server_steps):
-        last = step(classes, None)
-    return F.normalize(server(classes), dim=1).detach(), last
+        last = step()
+    return anchors().detach(), last
 
 
 # --- client ---------------------------------------------------------------------------------------------------------
@@ -122,14 +123,14 @@ def client_update(client, start, anchors, t, args):
     """Local training of a copy of the model `start` (Eq. 10) -> trained model, mean loss."""
     net, data = copy.deepcopy(start), client.train
 
-    def loss(x, y):                                                                              # Eq. 10
+    def loss(x, y, *anchors):                                                                    # Eq. 10
         h = net.features(x)
         value = F.cross_entropy(net.classifier(h), y)                                            # Eq. 9
-        return value + args.lam * compactness(h, y, anchors, args.tau, args.compactness) if args.lam else value
+        return value + args.lam * compactness(h, y, *anchors, args.tau, args.compactness) if args.lam else value
 
-    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay)
+    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay, sent=(anchors,) if args.lam else ())
     losses = []
-    for batch in minibatches(len(data.y), args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
+    for batch in minibatches(data.y, args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
         losses.append(step(data.x[batch], data.y[batch]))
     return net, torch.stack(losses).mean()
 

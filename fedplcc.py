@@ -164,19 +164,19 @@ def client_update(client, start, prototypes, t, args):
     loss. Without prototypes (round 1) or with both weights 0 it is FedAvg's."""
     net, data = copy.deepcopy(start), client.train
 
-    def loss(x, y):                                                                              # Eq. 4
+    def loss(x, y, *prototypes):                                                                 # Eq. 4
         z = net.features(x)
         value = F.cross_entropy(net.classifier(z), y)
-        if prototypes is not None:
+        if prototypes:
             G, classes, weights = prototypes
             s = similarity(z, G, args.alpha)
             value = (value + args.lam_contra * contrast(s, y, classes, weights, args.tau)
                      + args.lam_corr * correlation(s, y, classes, weights, args.phi))
         return value
 
-    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay)
+    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay, sent=prototypes or ())
     losses = []
-    for batch in minibatches(len(data.y), args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
+    for batch in minibatches(data.y, args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
         losses.append(step(data.x[batch], data.y[batch]))
     local = local_prototypes(net, data, args) if args.lam_contra or args.lam_corr else None       # Eq. 9
     return net, local, torch.stack(losses).mean()

@@ -123,14 +123,14 @@ def client_update(client, prototypes, present, t, args):
     """Local training (Eq. 4), then the class means (Eq. 2) -> prototypes (C, D), counts (C,), mean loss."""
     net, data = client.net, client.train
 
-    def loss(x, y):                                                                              # Eq. 4
+    def loss(x, y, prototypes, present):                                                         # Eq. 4
         z = net.features(x)
         return (F.cross_entropy(net.classifier(z), y)
                 + args.lam * prototype_distance(z, y, prototypes, present, args.distance))
 
-    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay)
+    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay, sent=(prototypes, present))
     losses = []
-    for batch in minibatches(len(data.y), args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
+    for batch in minibatches(data.y, args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
         losses.append(step(data.x[batch], data.y[batch]))
     return *class_means(net, data, args.classes), torch.stack(losses).mean()                      # Eq. 2
 

@@ -152,16 +152,16 @@ def client_update(client, anchors, margin, t, args):
     """Local training (Eq. 9), then the class means (Eq. 2) -> prototypes (C, D), counts (C,), mean loss."""
     net, data = client.net, client.train
 
-    def loss(x, y):                                                                              # Eq. 9
+    def loss(x, y, anchors, margin):                                                             # Eq. 9
         z = net.features(x)
         return (F.cross_entropy(net.classifier(z), y)
                 + args.lam_r * regularization(z, y, anchors, args.distance)
                 + args.lam_mcl * margin_contrastive(z, y, anchors, margin)
                 + args.lam_cc * classifier_calibration(net.classifier, anchors))
 
-    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay)
+    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay, sent=(anchors, margin))
     losses = []
-    for batch in minibatches(len(data.y), args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
+    for batch in minibatches(data.y, args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
         losses.append(step(data.x[batch], data.y[batch]))
     return *class_means(net, data, args.classes), torch.stack(losses).mean()                      # Eq. 2
 

@@ -162,12 +162,15 @@ def server_update(server, uploads, held, margin, t, args):
     """S epochs of SGD on Eq. 10 over the round's uploads (K, C, D), held (K, C) bool, in shuffled batches -> the new
     prototypes P̂ (C, D), mean loss of the last epoch."""
     p, (_, c) = uploads[held], torch.nonzero(held, as_tuple=True)
-    classes = torch.arange(args.classes, device=p.device)
-    step = sgd_step(server, lambda p, c: margin_contrastive(p, c, server(classes), margin), args.lr)   # Eq. 10
+
+    def prototypes():
+        return server(torch.arange(args.classes, device=p.device))
+
+    step = sgd_step(server, lambda p, c, margin: margin_contrastive(p, c, prototypes(), margin), args.lr, sent=(margin,))  # Eq. 10
     losses = []
-    for batch in minibatches(len(p), args.batch_size, args.server_epochs, generator(args.seed, "server", t)):
+    for batch in minibatches(c, args.batch_size, args.server_epochs, generator(args.seed, "server", t)):
         losses.append(step(p[batch], c[batch]))
-    return server(classes).detach(), torch.stack(losses[-len(losses) // args.server_epochs:]).mean()
+    return prototypes().detach(), torch.stack(losses[-len(losses) // args.server_epochs:]).mean()
 
 
 # --- client ---------------------------------------------------------------------------------------------------------
@@ -176,14 +179,14 @@ def client_update(client, prototypes, present, t, args):
     """Local training (Eq. 11), then the class means (Eq. 2) -> prototypes (C, D), counts (C,), mean loss."""
     net, data = client.net, client.train
 
-    def loss(x, y):                                                                              # Eq. 11
+    def loss(x, y, prototypes, present):                                                         # Eq. 11
         z = net.features(x)
         return (F.cross_entropy(net.classifier(z), y)
                 + args.lam * prototype_distance(z, y, prototypes, present, args.distance))
 
-    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay)
+    step = sgd_step(net, loss, args.lr, args.momentum, args.weight_decay, sent=(prototypes, present))
     losses = []
-    for batch in minibatches(len(data.y), args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
+    for batch in minibatches(data.y, args.batch_size, args.local_epochs, generator(args.seed, "batches", t, client.id)):
         losses.append(step(data.x[batch], data.y[batch]))
     return *class_means(net, data, args.classes), torch.stack(losses).mean()                      # Eq. 2
 

@@ -9,7 +9,7 @@
 Contestants take turns, --repetitions times; the table gives the median and the spread of each one's seconds per round (the
 first round of every run, which warms up, is left out), its ratio to the bare loop of one thread divided by the cores, and
 the peak memory of its process. The bare loop is the floor: forward, cross-entropy, backward, update on the same models and
-batches, data normalised beforehand, and nothing else.
+batches, data normalised beforehand, and nothing else. On CUDA also: without graphs, and how busy the GPU was.
 """
 
 import argparse
@@ -43,11 +43,22 @@ def peak_memory():
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
-def ours(script, words, rounds):
-    """Seconds of each round but the first, as the run's own log has them."""
+def ours(script, words, rounds, busy=None):
+    """Seconds of each round but the first, as the run's own log has them; on CUDA, the share of time in which a kernel ran,
+    sampled from the end of the first round on, is added to the list `busy`."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, ROOT / f"{script}.py", *words, "--rounds", str(rounds + 1), "--no-plots", "--out", folder], check=True,
-                       stdout=subprocess.DEVNULL)
+        run = subprocess.Popen([sys.executable, ROOT / f"{script}.py", *words, "--rounds", str(rounds + 1), "--no-plots", "--out", folder],
+                               stdout=subprocess.PIPE, text=True)
+        next((line for line in run.stdout if line.startswith("round ")), None)
+        smi = busy is not None and subprocess.Popen(["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"],
+                                                    stdout=subprocess.PIPE, text=True)
+        for line in run.stdout:
+            if smi and line.startswith("best "):
+                smi.terminate()
+        if run.wait():
+            sys.exit(f"{script}.py {' '.join(words)} failed")
+        if smi:
+            busy.extend(float(line) for line in smi.communicate()[0].split())
         with open(next(Path(folder).glob("*/log.csv"))) as file:
             return [float(row["seconds"]) for row in csv.DictReader(file)][1:]
 
@@ -64,7 +75,7 @@ def bare_loop(words, threads):
         torch.set_num_threads(1)
         extractor, classifier = client.net.extractor, client.net.classifier
         optimizer = torch.optim.SGD(client.net.parameters(), args.lr)
-        for batch in common.minibatches(len(client.train.y), args.batch_size, args.local_epochs, common.generator(0, "batches", client.id)):
+        for batch in common.minibatches(client.train.y, args.batch_size, args.local_epochs, common.generator(0, "batches", client.id)):
             optimizer.zero_grad()
             F.cross_entropy(classifier(extractor(client.train.x[batch])), client.train.y[batch]).backward()
             optimizer.step()
@@ -141,7 +152,7 @@ def main():
             print(f"| {clients} | {row[0]} | {row[1]} |", flush=True)
         return
 
-    rows, memory = {}, {}
+    rows, memory, busy = {}, {}, {}
     if bench.htfllib:
         clients, classes = write_for_htfllib(bench.htfllib, words)
     for _ in range(bench.repetitions):
@@ -150,8 +161,9 @@ def main():
         if not cuda and cores > 1:
             rows.setdefault(f"bare loop, {cores} single-threaded workers", []).append(bare_loop(words, cores))
         for script, algorithm in (("fedproto", "FedProto"), ("fedtgp", "FedTGP")):
-            for name, extra in {"workers 1": ["--workers", "1"], "workers auto": []}.items():
-                rows.setdefault(f"{script}.py, {name}", []).extend(ours(script, [*words, *extra], bench.rounds))
+            for name, extra in {"workers 1": ["--workers", "1"], "workers auto": [], **({"no graph": ["--no-graph"]} if cuda else {})}.items():
+                rows.setdefault(f"{script}.py, {name}", []).extend(
+                    ours(script, [*words, *extra], bench.rounds, busy.setdefault(f"{script}.py, {name}", []) if cuda else None))
             memory[script] = peak_memory()
             if bench.htfllib:
                 rows.setdefault(f"HtFLlib {algorithm}", []).extend(htfllib(bench.htfllib, algorithm, clients, classes, words, bench.rounds))
@@ -160,6 +172,8 @@ def main():
         if bench.htfllib:
             ratios = [h / o for h, o in zip(rows[f"HtFLlib {algorithm}"], rows[f"{script}.py, workers auto"])]
             print(f"{script}.py is {statistics.median(ratios):.2f} times as fast as HtFLlib's {algorithm} ({min(ratios):.2f}-{max(ratios):.2f})")
+    for name, values in busy.items():
+        print(f"{name}: the GPU was busy {statistics.mean(values):.0f} % of the time" if values else f"{name}: too short to sample the GPU")
     print("largest process so far, MB:", json.dumps({k: round(v) for k, v in memory.items()}))
 
 

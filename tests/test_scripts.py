@@ -241,7 +241,7 @@ def test_a_diverging_client_is_named(run):
 def test_minibatches_use_every_sample_once_and_never_a_single_one():
     for n in range(1, 40):
         for size in (2, 3, 10):
-            batches = list(common.minibatches(n, size, 1, np.random.default_rng(0)))
+            batches = list(common.minibatches(torch.zeros(n), size, 1, np.random.default_rng(0)))
             assert sorted(torch.cat(batches).tolist()) == (list(range(n)) if n > 1 else [0, 0])
             assert all(len(b) > 1 for b in batches) and max(map(len, batches)) <= size + 1
-    assert [len(b) for b in common.minibatches(3, 1, 2, np.random.default_rng(0))] == [1] * 6
+    assert [len(b) for b in common.minibatches(torch.zeros(3), 1, 2, np.random.default_rng(0))] == [1] * 6
