@@ -9,6 +9,7 @@ Shapes in docstrings: N images, K clients, C classes, D features, B images in a 
 
 import argparse
 import collections
+import contextlib
 import copy
 import csv
 import functools
@@ -19,6 +20,8 @@ import json
 import math
 import os
 import re
+import shlex
+import signal
 import sys
 import threading
 import time
@@ -224,7 +227,7 @@ def image_folder(folder, size):
 
     def read():
         print(f"decoding {len(files)} images of {folder} (once; kept in {cache}) ...", flush=True)
-        with ThreadPoolExecutor(cores()) as pool:
+        with threads(cores()) as pool:
             pixels = np.stack(list(pool.map(decode, (f[0] for f in files))))
         ours = generator(0, "split").random(len(files)) < 0.2
         return (torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.tensor([classes.index(f[3]) for f in files]),
@@ -248,8 +251,9 @@ def cached(path, digest, make):
     tensors = make()
     scratch = path.with_suffix(f".{os.getpid()}")
     try:
-        torch.save({"digest": digest, "tensors": tensors}, scratch)
-        os.replace(scratch, path)
+        with uninterrupted():
+            torch.save({"digest": digest, "tensors": tensors}, scratch)
+            os.replace(scratch, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         scratch.unlink(missing_ok=True)
         print(f"note: the decoded images could not be kept ({error}); the next start decodes again")
@@ -427,7 +431,7 @@ def by_domain(y, domain, domain_of_client, amount, rng, names=None):
         scarce = sum(size * clients > len(pile) for pile in piles)
         if amount * clients > 1 + 1e-9 if amount <= 1 else size > len(stock[d]) or scarce and clients > 1:
             have = f"{len(stock[d])} images" + (f", {min(map(len, piles))} of its scarcest class" if amount > 1 else "")
-            raise ValueError(f"domain {names[d] if names else d} has {have}, too few for {clients} clients with "
+            raise ValueError(f"domain {names[d] if names else d} has {have}, too few for {clients} client{'s' * (clients > 1)} with "
                              f"{f'a share of {amount:g}' if amount <= 1 else f'{amount:g} per class'} each")
         if scarce and amount > 1:
             print(f"note: domain {names[d] if names else d} has fewer than {size} images of {scarce} classes; its client takes them all")
@@ -778,7 +782,7 @@ def record(module, optimizer, eager, batch, sent):
         try:
             replay, value = capture(lambda: eager(batch, sent))
         except RuntimeError as error:
-            print(f"note: this step cannot be captured as a CUDA graph, going on without graphs ({str(error).splitlines()[0]})")
+            print(f"note: this step cannot be captured as a CUDA graph, going on without graphs ({first_line(error)})")
             GRAPHS, replay, value = False, None, None
     module.load_state_dict(before)
     forget_momentum(optimizer)
@@ -817,6 +821,18 @@ def cuda_stream(device, number):
     return torch.cuda.Stream(device) if device.startswith("cuda") else None
 
 
+@contextlib.contextmanager
+def threads(number, start=None):
+    """A pool of threads that is given up at once when the block is left by Ctrl-C or an error."""
+    pool = ThreadPoolExecutor(number, initializer=start)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
 def workers(args):
     """A pool of args.workers threads, each with one torch thread and on the CUDA stream of the caller."""
     stream = torch.cuda.current_stream(args.device) if args.device.startswith("cuda") else None
@@ -825,7 +841,7 @@ def workers(args):
         torch.set_num_threads(1)
         if stream:
             torch.cuda.set_stream(stream)
-    return ThreadPoolExecutor(args.workers, initializer=start)
+    return threads(args.workers, start)
 
 
 def augment(x, rng):
@@ -843,7 +859,7 @@ class ModelMean:
     statistics are averaged in float64, integer buffers (BatchNorm's counters) stay integers: the largest is taken."""
 
     def __init__(self, net):
-        self.weight = torch.zeros((), device=next(net.parameters()).device)
+        self.net, self.weight = net, torch.zeros((), device=next(net.parameters()).device)
         self.weight = self.weight if self.weight.device.type == "mps" else self.weight.double()  # mps has no float64
         self.sum = {name: torch.zeros_like(value, dtype=self.weight.dtype if value.is_floating_point() else value.dtype)
                     for name, value in net.state_dict().items()}
@@ -858,10 +874,12 @@ class ModelMean:
                 self.sum[name] = torch.maximum(self.sum[name], value)
 
     def value(self):
-        """The mean as a state_dict, over the models of all ranks."""
+        """The mean as a state_dict, over the models of all ranks; the net's own where none was added."""
         for value in (self.weight, *self.sum.values()) if RANKS > 1 else ():
             combine = torch.distributed.ReduceOp
             torch.distributed.all_reduce(value, combine.SUM if value.is_floating_point() else combine.MAX)
+        if not self.weight > 0:
+            return self.net.state_dict()
         return {name: value / self.weight if value.is_floating_point() else value for name, value in self.sum.items()}
 
 
@@ -871,13 +889,17 @@ def model_size(net):
 
 
 def for_each_client(update, clients, args, t, mean=None):
-    """`[update(client) for client in clients]`, args.workers of them side by side, each on one thread, and over the ranks.
+    """`update(client)` for the participants of round t, args.workers of them side by side, each on one thread, and over the
+    ranks -> the clients that reported, and what `update` returned for each.
 
-    `update` returns a tuple that ends with the client's mean loss; if that is not finite the run stops (SystemExit 1). With
+    `update` returns a tuple; if a scalar at its end, the client's mean loss, is not finite, the run stops (SystemExit 1). With
     `mean`, a ModelMean, it begins with the client's trained model, which is added there, weighted by the client's number of
-    training images, and left out of the result: few models are held at a time."""
+    training images, and left out of the result: few models are held at a time.
+    A share args.drop_rate of the participants fails: whatever they did is lost, their model too. What the server cannot use
+    (see `refusal`) is left out with a printed reason."""
     start, tty, results, waiting = time.time(), sys.stdout.isatty(), {}, collections.deque()
-    mine = [client for client in clients if client.id % RANKS == RANK]
+    failed = {client.id for client in clients if generator(args.seed, "drop", t, client.id).random() < args.drop_rate}
+    mine = [client for client in clients if client.id % RANKS == RANK and client.id not in failed]
 
     def train(client):
         own = cuda_stream(args.device, client.id % 31)  # torch has 32 of them
@@ -893,14 +915,17 @@ def for_each_client(update, clients, args, t, mean=None):
         client, result = waiting.popleft()
         result = result.result()
         client.test_features = None
-        if mean is not None:
-            mean.add(result[0].state_dict(), len(client.train.y))
-        if not math.isfinite(result[-1]):  # on CUDA this waits for the sum too, before the client's model is given up
+        if result[-1].ndim == 0 and not math.isfinite(result[-1]):
             sys.exit(f"client {client.id}'s loss is {float(result[-1])} in round {t}: lower --lr {args.lr:g} or the weights of "
                      "the method's own losses")
+        reason = refusal([part for part in result if getattr(part, "ndim", 1)], args)
         if mean is not None:
+            if not reason:
+                mean.add(result[0].state_dict(), len(client.train.y))
+                if args.device.startswith("cuda"):
+                    torch.cuda.current_stream().synchronize()  # the sum needs the client's model, which is given up now
             result = result[1:]
-        results[client.id] = result
+        results[client.id] = reason or result
         if tty and time.time() - start > 2:
             print(f"round {t}: {len(results)}/{len(mine)} clients", end="\r", flush=True)
 
@@ -913,7 +938,33 @@ def for_each_client(update, clients, args, t, mean=None):
             finish()
     if RANKS > 1:
         results = dict(sum(gather([list(results.items())], args.device), []))
-    return [results[client.id] for client in clients]
+    for client in clients:
+        if isinstance(results.get(client.id), str):
+            print(f"round {t}: client {client.id}'s upload is refused: {results.pop(client.id)}")
+    if not results:
+        print(f"round {t}: nobody reported, the server keeps what it has")
+    return [client for client in clients if client.id in results], [results[client.id] for client in clients if client.id in results]
+
+
+def refusal(upload, args):
+    """Why the server cannot use what a client sent, or "". Models and prototypes must be finite, prototypes (C, D), and what
+    goes with each of them (counts) not negative; in a tuple (clusters) there may be any number of prototypes."""
+    for part in upload:
+        if isinstance(part, nn.Module):
+            if not torch.stack([v.isfinite().all() for v in part.state_dict().values()]).all():
+                return "NaN or Inf in its model"
+    clusters = [part for part in upload if isinstance(part, tuple)]
+    vectors = clusters[0] if clusters else [part for part in upload if isinstance(part, torch.Tensor)]
+    if vectors:
+        rows = len(vectors[0]) if clusters else args.classes
+        shapes, wanted = [tuple(v.shape) for v in vectors], [(rows, args.feature_dim), *[(rows,)] * (len(vectors) - 1)]
+        if shapes != wanted:
+            return f"its shapes are {shapes}, not {wanted}"
+        if not all(v.isfinite().all() for v in vectors):
+            return "NaN or Inf in its prototypes"
+        if any((v < 0).any() for v in vectors[1:]):
+            return "a negative count"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------------- evaluation
@@ -996,15 +1047,22 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 
 class Run:
-    """One run's folder, its log, its printed lines and its pictures.
+    """One run's folder, its log, its printed lines, its pictures and its checkpoints.
 
-    `for t in run.rounds():` gives the rounds 1..T, `run.report(t, ...)` ends each one. The best round is the one with the
-    largest `select`, a column of the log."""
+    `run.start(state)` gives the state to begin with, `for t in run.rounds():` the rounds to go, `run.report(t, ...)` ends each one.
+    The best round is the one with the largest `select`, a column of the log. Besides the state, a checkpoint holds the
+    clients' own models and the modules named here."""
 
-    def __init__(self, args, headline, select="accuracy"):
-        self.args, self.headline, self.select, self.rows = args, headline, select, []
-        self.folder = None  # rank 0 alone writes
+    current = None  # for the words after Ctrl-C
+
+    def __init__(self, args, headline, select="accuracy", clients=(), **modules):
+        self.args, self.headline, self.select, self.clients, self.modules, self.rows = args, headline, select, clients, modules, []
+        self.columns, self.folder, self.saved = None, None, 0  # rank 0 alone writes; the last round in a checkpoint
+        Run.current = self
         if RANK > 0:
+            return
+        if args.resume:
+            self.folder = Path(args.resume)
             return
         name = f"{args.script}-{args.dataset.replace('/', '_')}-s{args.seed}"
         try:
@@ -1014,14 +1072,62 @@ class Run:
                 if not self.folder.exists():
                     self.folder.mkdir()
                     break
+            (self.folder / "args.json").write_text(json.dumps(settings(args), indent=1) + "\n")
         except OSError as error:
             usage(f"--out {args.out}: cannot make a run folder there ({error.strerror})")
-        (self.folder / "args.json").write_text(json.dumps(settings(args), indent=1) + "\n")
         if not args.no_plots:
             self.plot(plot_partition, "partition.png", args)
 
+    def start(self, *state):
+        """What lasts over rounds: `state` itself, tensors and lists and tuples of them or None, or with --resume what it was at
+        the checkpoint, along with all models. One value comes back as it is, several as a tuple."""
+        held, path = self.args.checkpoint, Path(self.args.resume or "", "checkpoint.pt")
+        if held:
+            try:
+                if held["counts"] != self.args.counts.tolist():
+                    raise ValueError("the clients' images are others: is --data the run's?")
+                owners = [client for client in self.clients if client.net is not None]
+                for client, weights in zip(owners, deal_out(held["nets"]), strict=True):
+                    client.net.load_state_dict(weights)
+                for name, module in self.modules.items():
+                    module.load_state_dict(held["modules"][name])
+                for old, new in zip(state, held["state"], strict=True):
+                    if isinstance(old, torch.Tensor) and old.shape != new.shape:
+                        raise ValueError(f"a tensor is {tuple(new.shape)}, not {tuple(old.shape)}")
+                state = on_device(held["state"], self.args.device)
+                self.rows, self.saved = held["rows"], held["round"]
+            except Exception as error:
+                usage(f"--resume {self.args.resume}: {path} does not fit: {first_line(error)}")
+            self.args.checkpoint = None
+            self.write_log()
+            print(f"resuming after round {self.saved} of {self.args.rounds}")
+        return state[0] if len(state) == 1 else state
+
+    def save(self, t, state):
+        """Write checkpoint.pt: to another file first, so that there is always a complete one."""
+        nets = gather([client.net.state_dict() for client in self.clients if client.net is not None], "cpu")
+        if not self.folder:
+            return
+        scratch = self.folder / "checkpoint.tmp"
+        try:
+            torch.save({"script": self.args.script, "settings": settings(self.args), "data": self.args.data, "round": t, "rows": self.rows,
+                        "counts": self.args.counts.tolist(), "nets": nets, "state": list(state),
+                        "modules": {name: module.state_dict() for name, module in self.modules.items()}}, scratch)
+            os.replace(scratch, self.folder / "checkpoint.pt")
+            self.saved = t
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            scratch.unlink(missing_ok=True)
+            kept = f"the one of round {self.saved} is kept" if self.saved else "there is none yet"
+            print(f"note: the checkpoint of round {t} could not be written ({first_line(error)}); {kept}")
+
+    def hint(self):
+        """How to go on after an interruption, where one can."""
+        if self.folder and self.saved:
+            return f"; go on after round {self.saved} with: python {self.args.script}.py --resume {shlex.quote(str(self.folder))}"
+        return ""
+
     def plot(self, draw, name, *data):
-        with warnings.catch_warnings():
+        with uninterrupted(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import matplotlib
             matplotlib.use("Agg")
@@ -1032,39 +1138,58 @@ class Run:
             plt.close(figure)
 
     def rounds(self):
-        """Yield 1..args.rounds; afterwards draw the curves."""
-        self.first = time.time()
-        for t in range(1, self.args.rounds + 1):
-            self.start = time.time()
+        """Yield the rounds to go, up to args.rounds; afterwards draw the curves."""
+        for t in range(self.saved + 1, self.args.rounds + 1):
+            self.began = time.time()
             yield t
         if not self.args.no_plots and self.folder:
             self.plot(plot_curves, "curves.png", self.rows, self.headline, self.select, self.args)
 
-    def report(self, t, scores, loss, up, down, **extra):
-        """End round t: write a row to log.csv and print a line. Stops (SystemExit 1) where a number of `extra` is not finite.
+    def report(self, t, scores, losses, up, down, *state, **extra):
+        """End round t: write a row to log.csv, a checkpoint when it is time, and print a line. Stops (SystemExit 1) where a
+        number of `extra` is not finite.
 
-        scores {prediction: accuracy in %} (nan in rounds without evaluation), the clients' mean loss, how many numbers
-        all clients together sent up and got down (a number, or {what: number}), and whatever else the method wants logged."""
-        extra = {name: float(value) for name, value in extra.items()}
+        scores {prediction: accuracy in %} (nan in rounds without evaluation), the clients' losses, how many numbers
+        all clients together sent up and got down (a number, or {what: number}), the state as in `start`, and whatever else
+        the method wants logged."""
+        scores, extra = ({name: float(value) for name, value in values.items()} for values in (scores, extra))
         up, down = ({k: int(v) for k, v in (way if isinstance(way, dict) else {"": way}).items()} for way in (up, down))
         for name, value in extra.items():
             if not math.isfinite(value):
                 sys.exit(f"{name} is {value} in round {t}: lower --lr {self.args.lr:g}")
-        row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()}, "loss": float(loss),
+        row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()}, "loss": float(torch.stack(list(losses)).mean()) if len(losses) else math.nan,
                "up": sum(up.values()), "down": sum(down.values()), **{f"up_{k}": v for k, v in up.items() if len(up) > 1},
-               **{f"down_{k}": v for k, v in down.items() if len(down) > 1}, "seconds": round(time.time() - self.start, 3), **extra}
-        self.rows.append(row)
-        with open(self.folder / "log.csv" if self.folder else os.devnull, "a", newline="") as file:
-            writer = csv.DictWriter(file, row)
-            if len(self.rows) == 1:
-                writer.writeheader()
-            writer.writerow(row)
-        left = (time.time() - self.first) / t * (self.args.rounds - t)
+               **{f"down_{k}": v for k, v in down.items() if len(down) > 1}, "seconds": round(time.time() - self.began, 3), **extra}
+        with uninterrupted():
+            self.rows.append(row)
+            self.write_log()
+            every = self.args.checkpoint_every
+            if every and (t % every == 0 or t == self.args.rounds):
+                self.save(t, state)
+        left = sum(r["seconds"] for r in self.rows) / t * (self.args.rounds - t)
         ordered = sorted(scores.items(), key=lambda item: item[0] != self.headline)
         accuracy = "not evaluated" if math.isnan(row["accuracy"]) else "  ".join(f"{k} {v:5.2f}" for k, v in ordered)
         more = "".join(f"  {k} {v:.4g}" for k, v in extra.items())
         print(f"round {t:{len(str(self.args.rounds))}}/{self.args.rounds}  {accuracy}  loss {row['loss']:.4f}{more}  "
               f"up {short(row['up'])}  down {short(row['down'])}  {row['seconds']:.2f} s  left {clock(left)}", flush=True)
+
+    def write_log(self):
+        """Add the last row to log.csv; write all of it where it must have other columns or is another run's."""
+        if not self.folder:
+            return
+        path, columns = self.folder / "log.csv", list(dict.fromkeys(name for row in self.rows for name in row))
+        ours = len(self.rows) > 1 and columns == self.columns
+        self.columns = columns
+        try:
+            with open(path if ours else path.with_suffix(".tmp"), "a" if ours else "w", newline="") as file:
+                writer = csv.DictWriter(file, columns, restval=math.nan)
+                if not ours:
+                    writer.writeheader()
+                writer.writerows(self.rows[-1:] if ours else self.rows)
+            if not ours:
+                os.replace(path.with_suffix(".tmp"), path)
+        except OSError as error:
+            sys.exit(f"cannot write {path} ({error.strerror}){self.hint()}")
 
     def finish(self):
         """Print the run's last lines; returns {"best": %, "final": %}."""
@@ -1074,13 +1199,53 @@ class Run:
             up, down = (sum(r[k] for r in self.rows) for k in ("up", "down"))
             how = "" if self.select == "accuracy" else f", where {self.select[4:]} is best"
             print(f"best {self.headline} accuracy {best['accuracy']:.2f} % in round {best['round']}{how}, final {scored[-1]['accuracy']:.2f} %; "
-                  f"traffic {short(up)} numbers up, {short(down)} down; {clock(time.time() - self.first)} in all")
+                  f"traffic {short(up)} numbers up, {short(down)} down; {clock(sum(r['seconds'] for r in self.rows))} in all")
             for where, accuracy in self.args.published:
                 print(f"published for these settings: {accuracy} % ({where}); this run's best round: {best['accuracy']:.2f} %")
         else:
             print("no accuracy: no client has test images")
         print(f"everything is in {self.folder}")
         return {"best": best["accuracy"], "final": scored[-1]["accuracy"]} if best else {}
+
+
+def on_device(values, device):
+    """Lists and tuples of tensors, moved."""
+    if isinstance(values, (list, tuple)):
+        return type(values)(on_device(value, device) for value in values)
+    return values.to(device) if isinstance(values, torch.Tensor) else values
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """Ctrl-C waits until the block is through."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    pressed = []
+    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def read_checkpoint(folder, script):
+    """The checkpoint of a run folder, on the CPU. Exits with status 2 where there is none that this script can go on from."""
+    path = Path(folder, "checkpoint.pt")
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True)  # runs no code from the file
+        missing = {"script", "settings", "data", "round", "rows", "counts", "nets", "state", "modules"} - set(held)
+    except FileNotFoundError:
+        usage(f"--resume {folder}: there is no {path}")
+    except Exception as error:
+        usage(f"--resume {folder}: {path} is not a complete checkpoint ({type(error).__name__}: {first_line(error)[:100]})")
+    if missing:
+        usage(f"--resume {folder}: {path} is not a checkpoint of this program")
+    if held["script"] != script:
+        usage(f"--resume {folder}: {path} is from {held['script']}.py, not from {script}.py")
+    return held
 
 
 def short(number):
@@ -1162,6 +1327,10 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def first_line(error):
+    return str(error).split("\n")[0]
+
+
 def usage(message):
     """Bad input: one line on stderr, exit status 2."""
     if RANK == 0:
@@ -1206,7 +1375,7 @@ def device(text):
     try:
         torch.zeros(1, device=text).item()
     except Exception as error:
-        raise argparse.ArgumentTypeError(f"{text}: must be auto, cpu or a device that torch sees here ({str(error).splitlines()[0][:80]})")
+        raise argparse.ArgumentTypeError(f"{text}: must be auto, cpu or a device that torch sees here ({first_line(error)[:80]})")
     return "cpu" if text.startswith("cpu") else text
 
 
@@ -1226,13 +1395,13 @@ def make_parser(script, doc, defaults, method_flags):
                       help="a random share of the data, for slow machines")
     data.add_argument("--image-size", type=number(int, "[16, 1024]"), metavar="PIXELS", help="resize images (None: the dataset's own size)")
     add = federation.add_argument
-    add("--clients", type=number(int, "[1, inf)"), help="K (None: one per domain in the partition 'domain', else 20)")
+    add("--clients", type=number(int, "[1, 1e9]"), help="K (None: one per domain in the partition 'domain', else 20)")
     add("--participation", type=number(float, "(0, 1]"), default=1.0, help="ρ, the share of clients in a round")
     add("--partition", choices=["iid", "dirichlet", "pathological", "dominant", "missing", "domain"], default="dirichlet",
         help="how data is divided over clients")
     add("--beta", type=number(float, "(0, inf)"), default=0.1, help="β of the Dirichlet partition")
-    add("--classes-per-client", type=number(int, "[1, inf)"), default=2, help="of the pathological partition")
-    add("--missing", type=number(int, "[0, inf)"), default=1, help="classes that each client lacks in the partition 'missing'")
+    add("--classes-per-client", type=number(int, "[1, 1e9]"), default=2, help="of the pathological partition")
+    add("--missing", type=number(int, "[0, 1e9]"), default=1, help="classes that each client lacks in the partition 'missing'")
     add("--dominant-share", type=number(float, "(0, 1]"), default=0.46, help="of a client's one large class in the partition 'dominant'")
     add("--domain-clients", type=domain_clients, metavar="NAME:N,...", help="clients per domain (None: client i holds domain i mod n)")
     add("--domain-fraction", type=number(float, "(0, inf)"), default=1.0,
@@ -1243,20 +1412,25 @@ def make_parser(script, doc, defaults, method_flags):
     add("--feature-dim", type=number(int, "[1, 65536]"), default=512, help="D, the size of a prototype")
     add("--small-stem", action="store_true", help="ResNets: 3x3 stride 1, no max-pool, instead of the 7x7 stem")
     add = training.add_argument
-    add("--rounds", type=number(int, "[1, inf)"), default=1000, help="T")
-    add("--local-epochs", type=number(int, "[1, inf)"), default=1, help="E")
-    add("--batch-size", type=number(int, "[1, inf)"), default=10, help="B")
+    add("--rounds", type=number(int, "[1, 1e9]"), default=1000, help="T")
+    add("--local-epochs", type=number(int, "[1, 1e9]"), default=1, help="E")
+    add("--batch-size", type=number(int, "[1, 1e9]"), default=10, help="B")
     add("--lr", type=number(float, "(0, inf)"), default=0.01, help="learning rate η")
     add("--momentum", type=number(float, "[0, 1)"), default=0.0, help="of SGD; starts at zero in every round")
     add("--weight-decay", type=number(float, "[0, inf)"), default=0.0, help="of SGD")
     add = run.add_argument
     add("--seed", type=number(int, "[0, 4294967295]"), default=0, help="of everything random")
-    add("--trials", type=number(int, "[1, inf)"), default=1, help="repeat with the seeds SEED, SEED+1, ... and print mean ± std")
+    add("--trials", type=number(int, "[1, 1e9]"), default=1, help="repeat with the seeds SEED, SEED+1, ... and print mean ± std")
     add("--device", type=device, default="auto", help="auto, cpu, cuda, cuda:1, mps ...")
     add("--workers", type=number(int, "[0, 1024]"), default=0,
         help="clients trained side by side (0: one per core; results do not depend on it)")
     add("--no-graph", action="store_true", help="no CUDA graphs, to compare")
-    add("--eval-every", type=number(int, "[1, inf)"), default=1, metavar="ROUNDS", help="evaluate every so many rounds, and in the last")
+    add("--eval-every", type=number(int, "[1, 1e9]"), default=1, metavar="ROUNDS", help="evaluate every so many rounds, and in the last")
+    add("--drop-rate", type=number(float, "[0, 1]"), default=0.0, metavar="SHARE",
+        help="share of a round's participants that fail: their work is lost, the server goes on without them")
+    add("--checkpoint-every", type=number(int, "[0, 1e9]"), default=10, metavar="ROUNDS",
+        help="write a checkpoint every so many rounds, and at the end (0: none)")
+    add("--resume", metavar="RUNFOLDER", help="go on with a run from its last checkpoint, with its settings")
     add("--out", default="runs", metavar="FOLDER", help="where run folders are made")
     add("--no-plots", action="store_true", help="no pictures")
     method_flags(method)
@@ -1264,7 +1438,7 @@ def make_parser(script, doc, defaults, method_flags):
     return parser
 
 
-NOT_SETTINGS = {"device", "workers", "no_graph", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains",
+NOT_SETTINGS = {"device", "workers", "no_graph", "checkpoint", "checkpoint_every", "resume", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains",
                 "script", "data"}
 
 
@@ -1278,8 +1452,10 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
     def read(words):
         first = Parser(prog=script, add_help=False, allow_abbrev=False)
         first.add_argument("--dataset", default="glyphs")
-        name = first.parse_known_args(words)[0].dataset
-        preset = presets.get(name, presets["cifar10"])
+        first.add_argument("--resume")
+        asked = first.parse_known_args(words)[0]
+        held = read_checkpoint(asked.resume, script) if asked.resume is not None else None
+        preset = {**held["settings"], "data": held["data"]} if held else presets.get(asked.dataset, presets["cifar10"])
         args = make_parser(script + ".py", doc, preset, method_flags).parse_args(words)
         typed = any(word.split("=")[0] == "--clients" for word in words)
         if args.partition == "domain" and preset["partition"] != "domain" and not typed:
@@ -1287,13 +1463,22 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
         if args.clients is None and args.partition != "domain":
             args.clients = 20
         settle(args)
+        args.checkpoint = held
+        for name, value in settings(args).items():
+            if held and value != held["settings"].get(name):
+                usage(f"--{name.replace('_', '-')} {value}: must be {held['settings'].get(name)}, as in the run {args.resume}; start a new one")
+        if held and args.trials > 1:
+            usage(f"--trials {args.trials}: must be 1 with --resume")
         return args
+    for word in argv:
+        if word.endswith("=--"):  # argparse would take it for an empty list
+            usage(f"{word}: must be a value")
     args = read(argv)
     if not args.dataset.strip("./ ") or args.dataset.startswith("-") or len(args.dataset) > 200:
         usage(f"--dataset {args.dataset[:40]!r}: must be a name")
     if not args.out:
         usage("--out '': must be a folder")
-    if args.dataset not in presets:
+    if args.dataset not in presets and not args.resume:
         print(f"note: no preset for {args.dataset}: cifar10's settings, where you type no others")
     args.device = device(args.device)
     args.workers = args.workers or max(1, min(cores() // RANKS, 8 if args.device.startswith("cuda") else 1 if args.device == "mps" else cores()))
@@ -1301,6 +1486,8 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
     if args.batch_size == 1 and not all(architecture(args.model, i)[0] in ("cnn4", "lsa_cnn", *HTCNN8) for i in range(9)):
         usage(f"--batch-size 1: must be at least 2, BatchNorm in --model {args.model} cannot train on one image")
     images, classes = {"glyphs": (8000, 10), **{n: v[1:3] for n, v in TORCHVISION.items()}}.get(args.dataset, (math.inf, math.inf))
+    if images * args.subset < 2:
+        usage(f"--subset {args.subset:g}: must leave at least 2 of the {images} images")
     check_partition(args, images * args.subset, classes)  # before any download
     ours = settings(args, ("seed", "eval_every"))
     args.published = [(where, accuracy) for command, where, accuracy in paper
@@ -1350,7 +1537,7 @@ def end_process(run):
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        print(f"\ninterrupted{Run.current.hint() if Run.current else ''}", file=sys.stderr)
         status = 130
     except BaseException:
         traceback.print_exc()

@@ -42,8 +42,8 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from common import (ModelMean, Run, augment, class_means, evaluate_global, for_each_client, generator, launch,
-                    make_federation, minibatches, model_size, number, participants, sgd_step, side_by_side, usage)
+from common import (ModelMean, Run, augment, class_means, deal_out, evaluate_global, for_each_client, generator, launch,
+                    make_federation, minibatches, model_size, number, participants, sgd_step, usage)
 
 PAPERS = dict(clients=10, participation=1.0, partition="dirichlet", beta=0.5, model="resnet18", rounds=100, local_epochs=10,
               batch_size=64, lr=0.01, momentum=0.9, weight_decay=1e-5)
@@ -154,20 +154,24 @@ def client_update(client, start, anchors, present, lam, t, args):
 def main(args):
     clients, net, tests = make_federation(args, args.validation, **NORMALISE.get(args.dataset, {}))
     own = [client.test for client in clients if len(client.test.y)]  # validation images
-    run = Run(args, headline="test", select="acc_validation" if own else "accuracy")
+    if args.model_every > 1:
+        for client in deal_out(clients):
+            client.net = copy.deepcopy(net)
+    run = Run(args, headline="test", select="acc_validation" if own else "accuracy", clients=clients, net=net)
     C, D, size = args.classes, args.feature_dim, model_size(net)
-    anchors = torch.zeros(C, D, device=args.device)
-    present = torch.zeros(C, dtype=torch.bool, device=args.device)
-    apart = set()  # clients that have trained since the last exchange of models, and go on from their own
+    anchor_size = D + (args.aggregate == "weighted")  # with its count
+    anchors, present, apart = run.start(torch.zeros(C, D, device=args.device), torch.zeros(C, dtype=torch.bool, device=args.device), [])
 
     for t in run.rounds():
         chosen = participants(t, clients, args)
         lam = args.lam if t > args.warmup else 0
         up, down = dict(models=0, anchors=0), dict(models=size * sum(client.id not in apart for client in chosen), anchors=0)
         if lam and not args.lite:                                                                # the first handshake
-            means, counts = map(torch.stack, zip(*side_by_side(lambda client: class_means(net, client.train, C), chosen, args)))  # Eq. 8
-            anchors, present = aggregate_anchors(means, counts, anchors, present, args.aggregate)  # Eq. 9
-            up["anchors"] += (counts > 0).sum() * (D + (args.aggregate == "weighted"))
+            _, uploads = for_each_client(lambda client: class_means(net, client.train, C), chosen, args, t)  # Eq. 8
+            if uploads:
+                means, counts = map(torch.stack, zip(*uploads))
+                anchors, present = aggregate_anchors(means, counts, anchors, present, args.aggregate)  # Eq. 9
+                up["anchors"] += counts.count_nonzero() * anchor_size
         if lam:
             down["anchors"] = len(chosen) * present.sum() * D
 
@@ -181,17 +185,17 @@ def main(args):
                 client.net = local
             return (local, *upload, loss) if mean is not None else (*upload, loss)
 
-        *uploads, losses = map(torch.stack, zip(*for_each_client(update, chosen, args, t, mean)))
+        reported, uploads = for_each_client(update, chosen, args, t, mean)
         if mean is not None:
             net.load_state_dict(mean.value())                                                    # Eq. 11
-            up["models"] = size * len(chosen)
-        apart = set() if mean is not None else apart | {client.id for client in chosen}
-        if uploads:
-            anchors, present = aggregate_anchors(*uploads, anchors, present, args.aggregate)      # Eq. 9
-            up["anchors"] += (uploads[1] > 0).sum() * (D + (args.aggregate == "weighted"))
-
-        scores = evaluate_global(net, tests, args, t, own)
-        run.report(t, scores, losses.mean(), up, down)
+            up["models"] = size * len(reported)
+        apart = [] if mean is not None else sorted({*apart, *(client.id for client in reported)})
+        *lite, losses = zip(*uploads) if reported else [()]
+        if lite:
+            means, counts = map(torch.stack, lite)
+            anchors, present = aggregate_anchors(means, counts, anchors, present, args.aggregate)  # Eq. 9
+            up["anchors"] += counts.count_nonzero() * anchor_size
+        run.report(t, evaluate_global(net, tests, args, t, own), losses, up, down, anchors, present, apart)
     return run.finish()
 
 
@@ -199,10 +203,10 @@ def method_flags(group):
     group.add_argument("--lam", type=number(float, "[0, inf)"), default=50.0, help="λ, weight of the matching, Eq. 2; 0 is FedAvg")
     group.add_argument("--match", choices=["cg", "l2"], default="cg", help="contrastive guiding, Section IV-C, or squared distance, Eq. 3")
     group.add_argument("--temperature", type=number(float, "(0, inf)"), default=0.1, help="α of contrastive guiding")
-    group.add_argument("--warmup", type=number(int, "[0, inf)"), default=20, help="T_s, rounds of plain FedAvg first")
+    group.add_argument("--warmup", type=number(int, "[0, 1e9]"), default=20, help="T_s, rounds of plain FedAvg first")
     group.add_argument("--aggregate", choices=["weighted", "uniform"], default="weighted", help="mean of the clients' anchors, Eq. 9")
     group.add_argument("--lite", action="store_true", help="FedFM-Lite: one handshake, anchors from the local models")
-    group.add_argument("--model-every", type=number(int, "[1, inf)"), default=1, metavar="ROUNDS",
+    group.add_argument("--model-every", type=number(int, "[1, 1e9]"), default=1, metavar="ROUNDS",
                        help="FedFM-Lite: models travel every so many rounds")
     group.add_argument("--prox", type=number(float, "[0, inf)"), default=0.0, help="μ of FedProx's term")
     group.add_argument("--validation", type=number(float, "[0, 1)"), default=0.2,

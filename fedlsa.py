@@ -139,8 +139,9 @@ def client_update(client, start, anchors, t, args):
 
 def main(args):
     clients, net, tests = make_federation(args)
-    run = Run(args, headline="test")
     server = seeded(lambda: make_server(args), args.seed, "server").to(args.device)
+    run = Run(args, headline="test", net=net, server=server)
+    run.start()
     size, anchors, extra = model_size(net), None, {}
 
     for t in run.rounds():
@@ -149,11 +150,11 @@ def main(args):
             anchors, server_loss = server_update(server, net.classifier, args)                    # Eqs. 3-5
             extra = dict(server_loss=server_loss, cosine=(anchors @ anchors.T).fill_diagonal_(-1).max())
         mean = ModelMean(net)
-        losses = for_each_client(lambda client: client_update(client, net, anchors, t, args), chosen, args, t, mean)
+        reported, losses = for_each_client(lambda client: client_update(client, net, anchors, t, args), chosen, args, t, mean)
         net.load_state_dict(mean.value())                                                        # weights |D_m| / Σ |D|
         down = dict(models=size * len(chosen), anchors=len(chosen) * (anchors.numel() if args.lam else 0))
-        run.report(t, evaluate_global(net, tests, args, t), torch.stack([loss for loss, in losses]).mean(),
-                   dict(models=size * len(chosen), anchors=0), down, **extra)
+        run.report(t, evaluate_global(net, tests, args, t), [loss for loss, in losses],
+                   dict(models=size * len(reported), anchors=0), down, **extra)
     return run.finish()
 
 
@@ -161,7 +162,7 @@ def method_flags(group):
     group.add_argument("--lam", type=number(float, "[0, inf)"), default=0.1, help="λ, weight of the compactness, Eq. 10; 0 is FedAvg")
     group.add_argument("--alpha", type=number(float, "[0, inf)"), default=0.02, help="α, weight of the anchors' separation, Eq. 5")
     group.add_argument("--tau", type=number(float, "(0, inf)"), default=0.1, help="τ, Eqs. 4 and 8")
-    group.add_argument("--server-steps", type=number(int, "[0, inf)"), default=500, help="E_s, SGD steps on the anchors in a round")
+    group.add_argument("--server-steps", type=number(int, "[0, 1e9]"), default=500, help="E_s, SGD steps on the anchors in a round")
     group.add_argument("--compactness", choices=["vmf", "l2", "none"], default="vmf", help="Eq. 8, squared distance, or none (as --lam 0)")
 
 

@@ -186,21 +186,26 @@ def client_update(client, start, prototypes, t, args):
 
 def main(args):
     clients, net, tests = make_federation(args)
-    run = Run(args, headline="test")
-    size, D, prototypes, extra = model_size(net), args.feature_dim, None, {}
+    run = Run(args, headline="test", net=net)
+    prototypes = run.start(None)
+    size, D, extra = model_size(net), args.feature_dim, {}
 
     for t in run.rounds():
         chosen = participants(t, clients, args)
         down = dict(models=size * len(chosen), prototypes=len(chosen) * len(prototypes[0]) * (D + 1) if prototypes else 0)
         mean = ModelMean(net)
-        uploads, losses = zip(*for_each_client(lambda client: client_update(client, net, prototypes, t, args), chosen, args, t, mean))
+        reported, uploads = for_each_client(lambda client: client_update(client, net, prototypes, t, args), chosen, args, t, mean)
+        if not reported:
+            run.report(t, evaluate_global(net, tests, args, t), [], dict(models=0, prototypes=0), down, prototypes)
+            continue
+        uploads, losses = zip(*uploads)
         net.load_state_dict(mean.value())                                                        # weights N_k / N
-        up = dict(models=size * len(chosen), prototypes=0)
+        up = dict(models=size * len(reported), prototypes=0)
         if args.lam_contra or args.lam_corr:
             prototypes = global_prototypes(uploads, args)                                         # Eqs. 10-11
             up["prototypes"] = sum(len(weights) for *_, weights in uploads) * (D + 1)
             extra = dict(prototypes=len(prototypes[0]))
-        run.report(t, evaluate_global(net, tests, args, t), torch.stack(losses).mean(), up, down, **extra)
+        run.report(t, evaluate_global(net, tests, args, t), losses, up, down, prototypes, **extra)
     return run.finish()
 
 

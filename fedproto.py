@@ -139,20 +139,23 @@ def client_update(client, prototypes, present, t, args):
 
 def main(args):
     clients = make_clients(args)
-    run = Run(args, headline="prototype")
-    prototypes = torch.zeros(args.classes, args.feature_dim, device=args.device)
-    present = torch.zeros(args.classes, dtype=torch.bool, device=args.device)
+    run = Run(args, headline="prototype", clients=clients)
+    prototypes, present = run.start(torch.zeros(args.classes, args.feature_dim, device=args.device),
+                                    torch.zeros(args.classes, dtype=torch.bool, device=args.device))
 
     for t in run.rounds():
         chosen = participants(t, clients, args)
         down = len(chosen) * present.sum() * args.feature_dim
-        uploads = for_each_client(lambda client: client_update(client, prototypes, present, t, args), chosen, args, t)
+        reported, uploads = for_each_client(lambda client: client_update(client, prototypes, present, t, args), chosen, args, t)
+        if not reported:
+            run.report(t, evaluate_personal(clients, prototypes, present, args, t), [], 0, down, prototypes, present)
+            continue
         local, counts, losses = map(torch.stack, zip(*uploads))
         held = counts > 0
         up = held.sum() * (args.feature_dim + (args.aggregate == "weighted"))
         mean, seen = weighted_mean(local, counts if args.aggregate == "weighted" else held.float())  # Eq. 3
         prototypes, present = torch.where(seen.unsqueeze(1), mean, prototypes), present | seen
-        run.report(t, evaluate_personal(clients, prototypes, present, args, t), losses.mean(), up, down)
+        run.report(t, evaluate_personal(clients, prototypes, present, args, t), losses, up, down, prototypes, present)
     return run.finish()
 
 

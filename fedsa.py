@@ -170,22 +170,26 @@ def client_update(client, anchors, margin, t, args):
 
 def main(args):
     clients = make_clients(args)
-    run = Run(args, headline="classifier")
-    anchors = seeded(lambda: make_anchors(args), args.seed, "anchors").to(args.device)
+    run = Run(args, headline="classifier", clients=clients)
+    anchors, own = run.start(seeded(lambda: make_anchors(args), args.seed, "anchors").to(args.device),
+                             torch.zeros(len(clients), device=args.device))  # own: d_i of each client's latest prototypes
     everyone = torch.ones(args.classes, dtype=torch.bool, device=args.device)
-    own = torch.zeros(len(clients), device=args.device)  # d_i of each client's latest prototypes
 
     for t in run.rounds():
         chosen = participants(t, clients, args)
+        down = len(chosen) * anchors.numel()
         margins = torch.maximum(average_margin(anchors, everyone), own)                           # d* = max(d_global, d_i)
-        uploads = for_each_client(lambda client: client_update(client, anchors, margins[client.id], t, args), chosen, args, t)
+        reported, uploads = for_each_client(lambda client: client_update(client, anchors, margins[client.id], t, args), chosen, args, t)
+        if not reported:
+            run.report(t, evaluate_personal(clients, anchors, everyone, args, t), [], 0, down, anchors, own)
+            continue
         local, counts, losses = map(torch.stack, zip(*uploads))
         held = counts > 0
-        for client, prototypes, mine in zip(chosen, local, held):
+        for client, prototypes, mine in zip(reported, local, held):
             own[client.id] = average_margin(prototypes, mine)                                     # Eq. 6
-        up, down = held.sum() * (args.feature_dim + 1), len(chosen) * anchors.numel()
+        up = held.sum() * (args.feature_dim + 1)
         anchors = ema(anchors, *weighted_mean(local, counts), args.alpha)                         # Eqs. 3 and 10
-        run.report(t, evaluate_personal(clients, anchors, everyone, args, t), losses.mean(), up, down)
+        run.report(t, evaluate_personal(clients, anchors, everyone, args, t), losses, up, down, anchors, own)
     return run.finish()
 
 
@@ -196,7 +200,7 @@ def method_flags(group):
     group.add_argument("--lam-cc", type=number(float, "[0, inf)"), default=1.0, help="λ3, weight of L_CC, Eq. 8")
     group.add_argument("--distance", choices=["euclidean", "mse"], default="euclidean", help="φ in L_R, Eq. 5")
     group.add_argument("--alpha", type=number(float, "[0, 1]"), default=0.9999, help="α, what the anchors keep in a round, Eq. 10")
-    group.add_argument("--anchor-steps", type=number(int, "[0, inf)"), default=100, help="SGD steps on the projection before round 1")
+    group.add_argument("--anchor-steps", type=number(int, "[0, 1e9]"), default=100, help="SGD steps on the projection before round 1")
     group.add_argument("--no-projection", action="store_true", help="anchors are the random vectors themselves (without ER)")
 
 

@@ -195,22 +195,25 @@ def client_update(client, prototypes, present, t, args):
 
 def main(args):
     clients = make_clients(args)
-    run = Run(args, headline="prototype")
     server = seeded(lambda: make_server(args), args.seed, "server").to(args.device)
-    prototypes = torch.zeros(args.classes, args.feature_dim, device=args.device)
-    present = torch.zeros(args.classes, dtype=torch.bool, device=args.device)
+    run = Run(args, headline="prototype", clients=clients, server=server)
+    prototypes, present = run.start(torch.zeros(args.classes, args.feature_dim, device=args.device),
+                                    torch.zeros(args.classes, dtype=torch.bool, device=args.device))
 
     for t in run.rounds():
         chosen = participants(t, clients, args)
         down = len(chosen) * present.sum() * args.feature_dim
-        uploads = for_each_client(lambda client: client_update(client, prototypes, present, t, args), chosen, args, t)
+        reported, uploads = for_each_client(lambda client: client_update(client, prototypes, present, t, args), chosen, args, t)
+        if not reported:
+            run.report(t, evaluate_personal(clients, prototypes, present, args, t), [], 0, down, prototypes, present)
+            continue
         local, counts, losses = map(torch.stack, zip(*uploads))
         held = counts > 0  # all that the server learns of the counts
         up = held.sum() * args.feature_dim
         margin = adaptive_margin(local, held.float(), args)                                       # Eq. 9
         prototypes, server_loss = server_update(server, local, held, margin, t, args)              # Eq. 10
         present = present | held.any(0)
-        run.report(t, evaluate_personal(clients, prototypes, present, args, t), losses.mean(), up, down,
+        run.report(t, evaluate_personal(clients, prototypes, present, args, t), losses, up, down, prototypes, present,
                    server_loss=server_loss, margin=margin)
     return run.finish()
 
@@ -220,7 +223,7 @@ def method_flags(group):
     group.add_argument("--distance", choices=["euclidean", "mse"], default="euclidean", help="φ on the client, Eq. 11")
     group.add_argument("--margin", choices=["pairwise", "nearest", "fixed", "none"], default="pairwise", help="δ, Eq. 9")
     group.add_argument("--tau", type=number(float, "[0, inf)"), default=100.0, help="τ, the largest margin, Eq. 9")
-    group.add_argument("--server-epochs", type=number(int, "[1, inf)"), default=100, help="S, Eq. 10")
+    group.add_argument("--server-epochs", type=number(int, "[1, 1e9]"), default=100, help="S, Eq. 10")
     group.add_argument("--no-mlp", action="store_true", help="train the vectors themselves, without F")
 
 

@@ -102,6 +102,38 @@ def test_undecodable_file_is_named_and_nothing_cached(tmp_path):
     assert "broken.png" in str(stop.value.code) and not list(tmp_path.glob("*.pt"))
 
 
+def test_a_hostile_folder_runs(tmp_path, run):
+    """Odd sizes, modes and names, links that loop, classes that other domains or the test split lack."""
+    import fedplcc
+    root = tmp_path / "odd set é"
+    for n in range(6):
+        picture(root / "photo of" / "train" / "a class $x$" / f"{n}.png", size=[(1, 1), (3000, 2), (32, 32)][n % 3], mode=["RGB", "L", "P"][n % 3])
+        picture(root / "photo of" / "train" / "only here" / f"{n}.tif", mode=["RGBA", "CMYK", "1"][n % 3] if n % 3 != 0 else "RGB")
+        picture(root / "photo of" / "test" / "a class $x$" / f"{n}.PNG", mode="LA" if n else "RGB")
+        picture(root / "süß" / "train" / "a class $x$" / f"{n} ü.png")
+        picture(root / "süß" / "train" / "ünïcode" / f"{n}.bmp", colour=(0, 40 * n, 9))
+    (root / "süß" / "train" / "empty").mkdir()
+    (root / "süß" / "train" / "loop").symlink_to(root, target_is_directory=True)
+    (root / "loop").symlink_to(root / "loop", target_is_directory=True)
+    (root / "photo of" / "train" / "only here" / "dangling.png").symlink_to(root / "nowhere.png")
+    (root / "photo of" / "train" / "only here" / "folder.png").mkdir()
+    (root / "photo of" / "train" / "only here" / "virus.exe").write_bytes(b"MZ")
+    results, text, folder = run(fedplcc, "--data", tmp_path, "--dataset", "odd set é", "--partition", "domain", "--domain-fraction", 1, "--rounds", 1, "--model", "resnet4",
+                                "--local-epochs", 1)
+    assert "30 images (3, 32, 32), 3 classes; 2 clients" in text and folder.name == "fedplcc-odd set é-s0"
+    assert (folder / "partition.png").exists() and np.isfinite(results[0]["final"])
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n" + bytes(30), b"GIF89a"])
+def test_a_broken_file_stops_a_script_in_one_message(content, tmp_path, run):
+    import fedsa
+    picture(tmp_path / "s" / "train" / "a" / "1.png")
+    (tmp_path / "s" / "train" / "a" / "2.png").write_bytes(content)
+    with pytest.raises(SystemExit) as stop:
+        run(fedsa, "--data", tmp_path, "--dataset", "s")
+    assert "2.png" in stop.value.code and not (tmp_path / "runs").exists() and not list(tmp_path.glob("*.pt"))
+
+
 def test_missing_folder_says_where_and_what(tmp_path):
     with pytest.raises(SystemExit) as stop:
         common.load_dataset(args(tmp_path, "pacs"))

@@ -142,3 +142,20 @@ def test_what_cannot_be_had_is_one_line_and_status_2(setting, words, capsys):
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "pathological", "dominant", "missing"])
+@pytest.mark.parametrize("classes", [1, 2])
+def test_half_as_many_clients_as_samples(kind, classes, capsys):
+    """K = N/2, with all samples in one class, too: everyone gets something, or one line says why not."""
+    import types
+    y = np.arange(40) % classes
+    for beta in (1e-3, 1e3):
+        args = types.SimpleNamespace(seed=0, clients=20, batch_size=10, partition=kind, beta=beta, classes_per_client=1, missing=classes - 1, dominant_share=0.5)
+        try:
+            parts = common.partition(args, y, np.zeros(40, int), ["one"])
+        except SystemExit as stop:
+            assert stop.code == 2 and capsys.readouterr().err.count("\n") == 1
+        else:
+            taken = np.concatenate(parts)
+            assert len(parts) == 20 and len(np.unique(taken)) == len(taken) and min(map(len, parts)) >= 1

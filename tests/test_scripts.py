@@ -41,7 +41,7 @@ def test_a_run_from_the_shell_leaves_its_folder(module, tmp_path):
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     first, second = (tmp_path / f"{module.__name__}-glyphs-s0{end}" for end in ("", "-2"))  # never overwritten
-    assert {p.name for p in first.iterdir()} == {"args.json", "log.csv", "partition.png", "curves.png"}
+    assert {p.name for p in first.iterdir()} == {"args.json", "log.csv", "partition.png", "curves.png", "checkpoint.pt"}
     assert numbers(first) == numbers(second) and len(log(first)) == 2
     assert json.loads((first / "args.json").read_text())["clients"] == 4
     lines = done.stdout.splitlines()
@@ -193,16 +193,17 @@ def test_presets_give_way_to_flags():
 
 
 BAD = [("--participation 0", "(0, 1]"), ("--participation 1.5", "(0, 1]"), ("--participation x", "(0, 1]"), ("--beta 0", "(0, inf)"),
-       ("--beta -1", "(0, inf)"), ("--clients 0", "[1, inf)"), ("--clients 5000", "[1, 4000]"), ("--model vgg", "invalid choice"),
-       ("--feature-dim 0", "[1, 65536]"), ("--rounds -3", "[1, inf)"), ("--rounds 1.5", "whole number"), ("--lr 0", "(0, inf)"),
-       ("--lr nan", "(0, inf)"), ("--batch-size 0", "[1, inf)"), ("--momentum 1", "[0, 1)"), ("--weight-decay -1", "[0, inf)"),
+       ("--beta -1", "(0, inf)"), ("--clients 0", "[1, 1e9]"), ("--clients 5000", "[1, 4000]"), ("--model vgg", "invalid choice"),
+       ("--feature-dim 0", "[1, 65536]"), ("--rounds -3", "[1, 1e9]"), ("--rounds 1.5", "whole number"), ("--lr 0", "(0, inf)"),
+       ("--lr nan", "(0, inf)"), ("--batch-size 0", "[1, 1e9]"), ("--momentum 1", "[0, 1)"), ("--weight-decay -1", "[0, inf)"),
        ("--subset 0", "(0, 1]"), ("--image-size 8", "[16, 1024]"), ("--partition sorted", "invalid choice"),
        ("--partition pathological --classes-per-client 11", "[1, 10]"), ("--partition missing --missing 10", "[0, 9]"),
        ("--dominant-share 0", "(0, 1]"), ("--domain-clients plain", "NAME:CLIENTS"), ("--domain-fraction 0", "(0, inf)"),
-       ("--seed -1", "[0, 4294967295]"), ("--trials 0", "[1, inf)"), ("--device tpu", "must be auto, cpu"), ("--eval-every 0", "[1, inf)"),
-       ("--local-epochs 0", "[1, inf)"), ("--workers -1", "[0, 1024]"), ("--nonsense 1", "--nonsense"), ("--lam -1", "[0, inf)"),
+       ("--seed -1", "[0, 4294967295]"), ("--trials 0", "[1, 1e9]"), ("--device tpu", "must be auto, cpu"), ("--eval-every 0", "[1, 1e9]"),
+       ("--local-epochs 0", "[1, 1e9]"), ("--workers -1", "[0, 1024]"), ("--nonsense 1", "--nonsense"), ("--lam -1", "[0, inf)"),
        ("--domain-clients plain:1,plain:2", "each domain once"), ("--partition domain --domain-clients plain:99999999999", "must be at most"),
-       ("--device meta", "must be auto, cpu"),
+       ("--drop-rate 1.5", "[0, 1]"), ("--checkpoint-every -1", "[0, 1e9]"), ("--batch-size 9999999999", "[1, 1e9]"), ("--lr=--", "must be a value"),
+       ("--subset 1e-9", "at least 2"), ("--resume nowhere", "there is no nowhere/checkpoint.pt"), ("--device meta", "must be auto, cpu"),
        ("--subset 0.02 --partition domain --clients 4 --domain-fraction 0.01", "without images"),
        ("--partition domain --domain-clients nowhere:1", "choose from plain, thin, texture, clutter")]
 
@@ -245,3 +246,10 @@ def test_minibatches_use_every_sample_once_and_never_a_single_one():
             assert sorted(torch.cat(batches).tolist()) == (list(range(n)) if n > 1 else [0, 0])
             assert all(len(b) > 1 for b in batches) and max(map(len, batches)) <= size + 1
     assert [len(b) for b in common.minibatches(torch.zeros(3), 1, 2, np.random.default_rng(0))] == [1] * 6
+
+
+def test_random_command_lines_run_or_say_what_is_wrong(capsys):
+    """A sample of what tests/soak.py does at length."""
+    from soak import fuzz
+    with capsys.disabled():
+        assert fuzz(120, seed=7, verbose=False) == 0
