@@ -36,18 +36,17 @@ def kill(kills, seed=0):
         with tempfile.TemporaryDirectory() as folder:
             def command(*words):
                 return [sys.executable, ROOT / f"{script}.py", *words, "--no-plots"]
-            began = time.time()
             if subprocess.run(command(*words, "--out", f"{folder}/whole"), stdout=subprocess.DEVNULL).returncode:
                 continue  # with this seed it diverges
-            took, start, mine = time.time() - began, command(*words, "--out", f"{folder}/killed"), 0
+            start, mine, checkpoints = command(*words, "--out", f"{folder}/killed"), 0, 0
             while True:
                 process = subprocess.Popen(start, stdout=subprocess.PIPE, text=True)
-                try:
-                    process.communicate(timeout=rng.uniform(0.3, 1.1) * took)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.communicate()
-                    mine += 1
+                waiting = rng.choice([0, 1, 1, 1, 2])  # lines of rounds to wait for; 0 is somewhere in the start
+                while waiting and (line := process.stdout.readline()):
+                    waiting -= line.startswith("round ") and " loss " in line
+                time.sleep(rng.uniform(0, 0.6))
+                process.kill()
+                mine += process.wait() == -9
                 run = next(Path(folder, "killed").glob("*"), None)
                 if process.returncode == 0:
                     break
@@ -55,6 +54,7 @@ def kill(kills, seed=0):
                 if run and (run / "checkpoint.pt").exists():
                     held = len((run / "log.csv").read_text().splitlines()) - 1
                     lost += max(0, held - common.torch.load(run / "checkpoint.pt", weights_only=True)["round"])
+                    checkpoints += 1
                     start = command("--resume", run, "--checkpoint-every", rng.choice("12"))
                 elif run:  # killed before the first checkpoint
                     for file in run.iterdir():
@@ -63,7 +63,7 @@ def kill(kills, seed=0):
             whole, = Path(folder, "whole").iterdir()
             wrong = str(numbers(whole)) != str(numbers(run)) or not same(weights(whole), weights(run))
             done, different = done + mine, different + wrong
-            print(f"{script} {' '.join(words)}: {mine} kills, {'DIFFERENT' if wrong else 'the same'}; so far {done}", flush=True)
+            print(f"{script} {' '.join(words)}: {mine} kills, {checkpoints} of them with a checkpoint, {'DIFFERENT' if wrong else 'the same'}; so far {done}", flush=True)
     print(f"{done} kills, {lost} logged rounds trained again, {different} results that differ")
     return different
 
