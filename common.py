@@ -276,7 +276,9 @@ def glyphs(size=32):
     paper), `thin` (thin strokes at a third of the resolution), `texture` (light ink on gratings and noise) and `clutter`
     (coloured, blurred, between pieces of other digits). 200 images per class and domain, every fourth one a test image;
     the same images on every call (no seed)."""
-    x = torch.cat([render(kind, 2000, size) for kind in GLYPH_DOMAINS])
+    ink()
+    with threads(cores(), lambda: torch.set_num_threads(1)) as pool:  # the slowest first
+        x = torch.cat(list(pool.map(lambda kind: render(kind, 2000, size), GLYPH_DOMAINS[::-1]))[::-1])
     index = torch.arange(len(x))
     return Dataset(x, index % 10, index // 2000, index // 10 % 4 == 3, [str(d) for d in range(10)], GLYPH_DOMAINS)
 
@@ -1042,8 +1044,9 @@ def evaluate_global(net, tests, args, t, own=()):
 
 # ---------------------------------------------------------------------------------------------------- run folder
 
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]  # Okabe & Ito: safe for
-# colour-blind readers; accuracy by the headline prediction is always the first, its companion the second
+# Okabe & Ito's, safe for colour-blind readers, and two more for ten classes; what belongs to the server or the headline
+# prediction is always the first, its companion or the clients the second
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442", "#999999", "#882255"]
 
 
 class Run:
@@ -1051,12 +1054,14 @@ class Run:
 
     `run.start(state)` gives the state to begin with, `for t in run.rounds():` the rounds to go, `run.report(t, ...)` ends each one.
     The best round is the one with the largest `select`, a column of the log. Besides the state, a checkpoint holds the
-    clients' own models and the modules named here."""
+    clients' own models and the modules named here. For the pictures, the state begins with the prototypes or anchors, and a
+    global method names its model `net` and gives its `tests`, {domain: Samples}."""
 
     current = None  # for the words after Ctrl-C
 
-    def __init__(self, args, headline, select="accuracy", clients=(), **modules):
-        self.args, self.headline, self.select, self.clients, self.modules, self.rows = args, headline, select, clients, modules, []
+    def __init__(self, args, headline, clients, select="accuracy", tests=None, **modules):
+        self.args, self.headline, self.select, self.clients, self.tests, self.modules = args, headline, select, clients, tests, modules
+        self.rows = []
         self.columns, self.folder, self.saved = None, None, 0  # rank 0 alone writes; the last round in a checkpoint
         Run.current = self
         if RANK > 0:
@@ -1072,7 +1077,8 @@ class Run:
                 if not self.folder.exists():
                     self.folder.mkdir()
                     break
-            (self.folder / "args.json").write_text(json.dumps(settings(args), indent=1) + "\n")
+            about = {"script": args.script, "headline": headline, "select": select, **settings(args)}
+            (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
         except OSError as error:
             usage(f"--out {args.out}: cannot make a run folder there ({error.strerror})")
         if not args.no_plots:
@@ -1134,8 +1140,28 @@ class Run:
             import matplotlib.pyplot as plt
             with plt.rc_context({"text.parse_math": False}):  # a class may be called $x$
                 figure = draw(plt, *data)
-                figure.savefig(self.folder / name, dpi=150, bbox_inches="tight")
+                try:
+                    figure.savefig(self.folder / name, dpi=150, bbox_inches="tight")
+                except OSError as error:
+                    print(f"note: {self.folder / name} could not be written ({error.strerror})")
             plt.close(figure)
+
+    def draw_features(self, t, prototypes, name=""):
+        """features.png and margins.png of this process's clients after round t."""
+        net = self.modules.get("net")
+        clients = [client for client in self.clients if client.net is not None or net is not None]
+        groups = ({name: (net, data) for name, data in self.tests.items()} if self.tests else
+                  {f"client {c.id}": (c.net, c.test) for c in sorted(clients, key=lambda c: -len(c.test.y))[:6] if len(c.test.y)})
+        if prototypes is None:
+            G, classes = torch.empty(0, self.args.feature_dim), torch.empty(0, dtype=torch.long)
+        elif isinstance(prototypes, tuple):
+            G, classes = prototypes[:2]
+        else:
+            classes = prototypes.abs().sum(1).nonzero().flatten()
+            G = prototypes[classes]
+        if groups:
+            self.plot(plot_features, f"features{name}.png", groups, G, classes, t, self.args)
+        self.plot(plot_margins, f"margins{name}.png", [(client.net or net, client.train) for client in clients], G, classes, t, self.args)
 
     def rounds(self):
         """Yield the rounds to go, up to args.rounds; afterwards draw the curves."""
@@ -1166,6 +1192,9 @@ class Run:
             every = self.args.checkpoint_every
             if every and (t % every == 0 or t == self.args.rounds):
                 self.save(t, state)
+            along = self.args.plot_every and t % self.args.plot_every == 0
+            if self.folder and not self.args.no_plots and (along or t == self.args.rounds):
+                self.draw_features(t, state[0], "" if t == self.args.rounds else f"-{t:04}")
         left = sum(r["seconds"] for r in self.rows) / t * (self.args.rounds - t)
         ordered = sorted(scores.items(), key=lambda item: item[0] != self.headline)
         accuracy = "not evaluated" if math.isnan(row["accuracy"]) else "  ".join(f"{k} {v:5.2f}" for k, v in ordered)
@@ -1320,6 +1349,180 @@ def plot_curves(plt, rows, headline, select, args):
     return figure
 
 
+def embed(z, seed):
+    """Vectors (n, D) in two dimensions, and how: t-SNE with scikit-learn, the two main components without."""
+    try:
+        from sklearn.manifold import TSNE
+        return TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed % 2**32).fit_transform(z.numpy()), "t-SNE"
+    except ImportError:
+        z = z - z.mean(0)
+        return (z @ torch.linalg.svd(z, full_matrices=False)[2][:2].T).numpy(), "PCA"
+
+
+def plot_features(plt, groups, prototypes, classes, t, args, most=900):
+    """Test features in two dimensions: colour is the class, the marker the client or domain, stars are prototypes.
+
+    groups {name: (net, Samples)}, prototypes (G, D) of classes (G,)."""
+    chosen = {name: generator(args.seed, "picture").permutation(len(data.y))[:-(-most // len(groups))] for name, (_, data) in groups.items()}
+    z = torch.cat([extract(net, data.x[torch.from_numpy(chosen[name]).to(data.x.device)]) for name, (net, data) in groups.items()]).cpu()
+    y = torch.cat([data.y.cpu()[chosen[name]] for name, (_, data) in groups.items()]).numpy()
+    group = np.repeat(np.arange(len(groups)), [len(index) for index in chosen.values()])
+    shown = np.sort(np.bincount(y, minlength=args.classes).argsort(kind="stable")[::-1][:len(COLOURS)])  # of many classes the largest
+    stars = np.isin(classes.cpu(), shown)
+    keep = np.isin(y, shown) & z.isfinite().all(1).numpy()
+    z, y, group, G, c = z[keep], y[keep], group[keep], prototypes.detach().cpu()[stars], classes.cpu()[stars].numpy()
+    figure, axis = plt.subplots(figsize=(7.5, 5.6), layout="constrained")
+    flat, how = embed(torch.cat([z, G]), args.seed) if len(z) > 4 else (np.zeros((len(z) + len(G), 2)), "no embedding")
+    markers = "o^sDvPX<>ph8Hd"
+    colour = {k: COLOURS[i] for i, k in enumerate(shown)}
+    for g, marker in zip(range(len(groups)), itertools.cycle(markers)):
+        axis.scatter(*flat[:len(z)][group == g].T, s=16, marker=marker, c=[colour[k] for k in y[group == g]], alpha=0.65, linewidths=0)
+    axis.scatter(*flat[len(z):].T, s=170, marker="*", c=[colour[k] for k in c], edgecolors="black", linewidths=0.9, zorder=3)
+    handles = [plt.Line2D([], [], linestyle="", marker="s", color=colour[k], label=str(args.class_names[k])[:16]) for k in shown]
+    handles += [plt.Line2D([], [], linestyle="", marker=m, color="grey", label=name[:16]) for name, m in zip(groups, itertools.cycle(markers))]
+    handles += [plt.Line2D([], [], linestyle="", marker="*", color="white", markeredgecolor="black", markersize=12, label="server's prototypes")] * (len(G) > 0)
+    axis.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
+    of = f"{len(shown)} of {args.classes} classes" if len(shown) < args.classes else f"{args.classes} classes"
+    axis.set(xticks=[], yticks=[], xlabel=f"{how} of {len(z)} test features and {len(G)} prototypes, {of}",
+             title=f"{args.script} on {args.dataset}, {partition_name(args)}: features after round {t}")
+    return figure
+
+
+def margins(prototypes, classes, C):
+    """The smallest distance between a prototype of a class and one of another class, (C,); nan where there is none.
+
+    prototypes (G, D) of classes (G,)."""
+    nearest = distances(prototypes, prototypes).masked_fill(classes == classes.unsqueeze(1), math.inf).amin(1) if len(classes) else prototypes.sum(1)
+    margin = prototypes.new_full((C,), math.inf).scatter_reduce(0, classes, nearest, "amin")
+    return torch.where(margin.isinf(), math.nan, margin).cpu().numpy()
+
+
+def plot_margins(plt, clients, prototypes, classes, t, args):
+    """Per class the margin of the best client's class means, the mean over clients, and that of the server's prototypes
+    (FedTGP Fig. 1, FedLSA Fig. 1). clients: [(net, Samples)], prototypes (G, D) of classes (G,)."""
+    C, rows = args.classes, []
+    for net, data in clients:
+        means, counts = class_means(net, data, C)
+        held = counts.nonzero().flatten()
+        rows.append(margins(means[held], held, C))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that nobody has, or nobody beside another one
+        best, mean = np.nanmax(rows, axis=0), np.nanmean(rows, axis=0)
+    figure, axis = plt.subplots(figsize=(max(6, min(14, 2.5 + 0.35 * C)), 4), layout="constrained")
+    x = np.arange(C)
+    axis.vlines(x, np.fmin(mean, best), best, color="lightgrey", linewidth=1.5, zorder=1)
+    axis.plot(x, best, "^", color=COLOURS[1], label=f"best of {len(clients)} clients")
+    axis.plot(x, mean, "o", color=COLOURS[2], label="mean over clients")
+    values = [best, mean]
+    if len(classes):
+        values.append(margins(prototypes, classes, C))
+        axis.plot(x, values[-1], "*", color=COLOURS[0], markersize=12, label="server's prototypes")
+    values = np.concatenate(values)
+    values = values[np.isfinite(values) & (values > 0)]
+    log = len(values) and values.max() > 20 * values.min()
+    every = -(-C // 40)
+    axis.set_xticks(x[::every], [str(n)[:14] for n in args.class_names[::every]], rotation=90 if C > 10 else 0)
+    axis.set(xlabel=f"class ({C})", ylabel="distance to the nearest other class", yscale="log" if log else "linear",
+             title=f"{args.script} on {args.dataset}, {partition_name(args)}: margins after round {t}")
+    if not log:
+        axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize="small")
+    return figure
+
+
+def cluster_quality(net, tests, args, most=2000):
+    """How well the classes separate in the features of the test images, as a line of text (FedFM Table V): NMI between the
+    classes and K-means clusters, and the silhouette of the classes."""
+    try:
+        from sklearn.cluster import KMeans
+        from sklearn.metrics import normalized_mutual_info_score, silhouette_score
+    except ImportError:
+        return "NMI and silhouette of the features: need scikit-learn (pip install scikit-learn)"
+    x, y = (torch.cat(parts) for parts in zip(*tests.values()))
+    index = torch.from_numpy(generator(args.seed, "clusters").permutation(len(y))[:most]).to(y.device)
+    z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
+    found = KMeans(args.classes, n_init=10, random_state=args.seed % 2**32).fit_predict(z) if len(z) >= args.classes else y
+    silhouette = silhouette_score(z, y) if 1 < len(np.unique(y)) < len(y) else math.nan
+    return f"features of {len(y)} test images: NMI {normalized_mutual_info_score(y, found):.3f}, silhouette {silhouette:.3f}"
+
+
+# -------------------------------------------------------------------------------------------------- comparing runs
+
+def read_run(folder):
+    """(settings, {column: array}) of a run folder."""
+    about = json.loads(Path(folder, "args.json").read_text())
+    with open(Path(folder, "log.csv"), newline="") as file:
+        rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    if not rows:
+        raise ValueError("log.csv has no rounds")
+    return about, {k: np.array([row[k] for row in rows]) for k in rows[0]}
+
+
+def compare(folders):
+    """Print a Markdown table of runs, mean ± std over seeds, and draw their curves into `compare.png` beside the first."""
+    groups = {}
+    for folder in folders:
+        try:
+            about, columns = read_run(folder)
+        except (OSError, ValueError, KeyError) as error:
+            print(f"note: {folder} is no run folder with rounds ({first_line(error)})", file=sys.stderr)
+            continue
+        key = json.dumps({k: v for k, v in about.items() if k not in ("seed", "eval_every")}, sort_keys=True)
+        groups.setdefault(key, {})[about["seed"]] = (about, columns)  # of two runs with the same seed the last
+    if not groups:
+        usage("no run folders; try: python common.py runs/*")
+    abouts = [next(iter(runs.values()))[0] for runs in groups.values()]
+    lines, labels = [], []
+    for about, runs in zip(abouts, groups.values()):
+        siblings = [other for other in abouts if (other["script"], other["dataset"]) == (about["script"], about["dataset"])]
+        differing = [k for k in about if k not in ("seed", "eval_every") and any(other.get(k) != about[k] for other in siblings)]
+        changed = " ".join(f"--{k.replace('_', '-')} {about[k]}" for k in differing)
+        best, final, rounds, traffic, seconds = [], [], [], [], []
+        for other, log in runs.values():
+            scored = np.flatnonzero(~np.isnan(log["accuracy"]))
+            if len(scored):
+                at = scored[np.nanargmax(log[about["select"]][scored])]
+                best.append(log["accuracy"][at])
+                final.append(log["accuracy"][scored[-1]])
+                traffic.append((log["up"] + log["down"])[:at + 1].sum())
+            rounds.append(len(log["round"]))
+            seconds.append(np.median(log["seconds"]))
+        spread = [f"{np.mean(v):.2f}" + (f" ± {np.std(v, ddof=1):.2f}" if len(v) > 1 else "") if v else "" for v in (best, final)]
+        lines.append([about["script"], about["dataset"], f"{partition_name(argparse.Namespace(**about))}, {about['model']}", changed, len(runs), *spread,
+                      "-".join(map(str, sorted({min(rounds), max(rounds)}))), short(np.mean(traffic)) if traffic else "", f"{np.mean(seconds):.2f}"])
+        label = f"{about['script']} {changed}".strip()
+        labels.append(label if len({a["dataset"] for a in abouts}) == 1 else f"{about['dataset']}: {label}")
+    head = ["method", "dataset", "setting", "flags", "seeds", "best %", "final %", "rounds", "numbers sent until the best", "s per round"]
+    for line in (head, ["---"] * len(head), *lines):
+        print("| " + " | ".join(map(str, line)) + " |")
+
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
+    names = [*dict.fromkeys([*"fedproto fedtgp fedsa fedlsa fedplcc fedfm".split(), *(about["script"] for about in abouts)])]
+    before = collections.Counter()  # a method's colour is always the same, its further settings are dashed
+    for label, about, runs in zip(labels, abouts, groups.values()):
+        colour, style = COLOURS[names.index(about["script"]) % len(COLOURS)], ["-", "--", ":", "-."][before[about["script"]] % 4]
+        before[about["script"]] += 1
+        length = min(len(log["round"]) for _, log in runs.values())
+        accuracy = np.stack([log["accuracy"][:length] for _, log in runs.values()])
+        sent = np.mean([np.cumsum(log["up"] + log["down"])[:length] for _, log in runs.values()], axis=0)
+        scored = ~np.isnan(accuracy).any(0)
+        for axis, x in zip(axes, (np.arange(1, length + 1), sent)):
+            axis.plot(x[scored], accuracy.mean(0)[scored], style, color=colour, label=f"{label} ({len(runs)} seed{'s' * (len(runs) > 1)})")
+            axis.fill_between(x[scored], accuracy.min(0)[scored], accuracy.max(0)[scored], color=colour, alpha=0.15, linewidth=0)
+    axes[0].set(xlabel="round", ylabel="test accuracy (%)", title="mean over seeds, smallest to largest")
+    axes[1].set(xlabel="numbers sent up and down, all clients", ylabel="test accuracy (%)", xscale="log", title="accuracy over traffic")
+    for axis in axes:
+        axis.grid(alpha=0.25)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small", frameon=False)
+    path = Path(folders[0]).parent / "compare.png"
+    figure.savefig(path, dpi=150)
+    print(f"\ncurves: {path}")
+
+
 # -------------------------------------------------------------------------------------------------- command line
 
 def cores():
@@ -1432,13 +1635,15 @@ def make_parser(script, doc, defaults, method_flags):
         help="write a checkpoint every so many rounds, and at the end (0: none)")
     add("--resume", metavar="RUNFOLDER", help="go on with a run from its last checkpoint, with its settings")
     add("--out", default="runs", metavar="FOLDER", help="where run folders are made")
+    add("--plot-every", type=number(int, "[0, 1e9]"), default=0, metavar="ROUNDS",
+        help="draw features and margins every so many rounds, too (0: at the end only)")
     add("--no-plots", action="store_true", help="no pictures")
     method_flags(method)
     parser.set_defaults(**defaults)
     return parser
 
 
-NOT_SETTINGS = {"device", "workers", "no_graph", "checkpoint", "checkpoint_every", "resume", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains",
+NOT_SETTINGS = {"device", "workers", "no_graph", "checkpoint", "checkpoint_every", "resume", "plot_every", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains",
                 "script", "data"}
 
 
@@ -1545,3 +1750,10 @@ def end_process(run):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        print("compare runs: python common.py runs/*\ntrain:        python fedsa.py --help")
+    else:
+        end_process(lambda: compare(sys.argv[1:]))

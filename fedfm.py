@@ -18,6 +18,7 @@ With --model-every a, models travel only every a-th round, anchors in every roun
 
 Where the paper leaves a choice:
   [choice] The paper writes cross-entropy over an already soft-maxed similarity; one softmax is meant (as in its code).
+  [choice] "The feature is normalized before applying the loss": the anchor is, too, so that the similarity is a cosine.
   [choice] --match l2 is the squared distance between feature and anchor, both normalised, and stands in for "generalised
       FedProto" of Section VII-C; --prox adds FedProx's term (Section VII-D).
   [choice] A class without an anchor yet takes no part in the matching. With --aggregate uniform a client that lacks a class
@@ -42,7 +43,7 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from common import (ModelMean, Run, augment, class_means, deal_out, evaluate_global, for_each_client, generator, launch,
+from common import (ModelMean, Run, augment, class_means, cluster_quality, deal_out, evaluate_global, for_each_client, generator, launch,
                     make_federation, minibatches, model_size, number, participants, sgd_step, usage)
 
 PAPERS = dict(clients=10, participation=1.0, partition="dirichlet", beta=0.5, model="resnet18", rounds=100, local_epochs=10,
@@ -157,7 +158,7 @@ def main(args):
     if args.model_every > 1:
         for client in deal_out(clients):
             client.net = copy.deepcopy(net)
-    run = Run(args, headline="test", select="acc_validation" if own else "accuracy", clients=clients, net=net)
+    run = Run(args, "test", clients, "acc_validation" if own else "accuracy", tests, net=net)
     C, D, size = args.classes, args.feature_dim, model_size(net)
     anchor_size = D + (args.aggregate == "weighted")  # with its count
     anchors, present, apart = run.start(torch.zeros(C, D, device=args.device), torch.zeros(C, dtype=torch.bool, device=args.device), [])
@@ -196,6 +197,7 @@ def main(args):
             anchors, present = aggregate_anchors(means, counts, anchors, present, args.aggregate)  # Eq. 9
             up["anchors"] += counts.count_nonzero() * anchor_size
         run.report(t, evaluate_global(net, tests, args, t, own), losses, up, down, anchors, present, apart)
+    print(cluster_quality(net, tests, args))
     return run.finish()
 
 

@@ -140,9 +140,9 @@ def client_update(client, start, anchors, t, args):
 def main(args):
     clients, net, tests = make_federation(args)
     server = seeded(lambda: make_server(args), args.seed, "server").to(args.device)
-    run = Run(args, headline="test", net=net, server=server)
-    run.start()
-    size, anchors, extra = model_size(net), None, {}
+    run = Run(args, "test", clients, tests=tests, net=net, server=server)
+    anchors = run.start(None)
+    size, extra = model_size(net), {}
 
     for t in run.rounds():
         chosen = participants(t, clients, args)
@@ -154,7 +154,7 @@ def main(args):
         net.load_state_dict(mean.value())                                                        # weights |D_m| / Σ |D|
         down = dict(models=size * len(chosen), anchors=len(chosen) * (anchors.numel() if args.lam else 0))
         run.report(t, evaluate_global(net, tests, args, t), [loss for loss, in losses],
-                   dict(models=size * len(reported), anchors=0), down, **extra)
+                   dict(models=size * len(reported), anchors=0), down, anchors, **extra)
     return run.finish()
 
 

@@ -12,15 +12,16 @@ One round (d is the size of the model):
   3. each clusters the features of its training images class by class with the trained model (Eq. 9) and sends cluster
      means and sizes up with its model                                                    d + J_k·(D + 1)
   4. the server clusters the union class by class (Eqs. 10, 11) and averages the models by their numbers of images
-Round 1 has no prototypes: cross-entropy alone. L_corr is minus a similarity, so the loss falls below 0. Prediction: by the global classifier, on each domain's test images; the mean
-over the domains is the headline.
+Round 1 has no prototypes: cross-entropy alone. L_corr is minus a similarity, so the loss falls below 0. Prediction: by the
+global classifier, on each domain's test images; the mean over the domains is the headline.
 
 Where the paper leaves a choice:
   [choice] Which FINCH level. The code this builds on takes the last, coarsest partition before everything merges into one
       (--finch-level last); `first` is the finest. Where the very first pass merges everything, that one cluster is used.
   [choice] A cluster's centre is the weighted mean of its members, so that a prototype is the mean of the samples behind it.
   [choice] Cosines are clamped below at 1e-6 before the power α (features follow a ReLU), whose slope at 0 is infinite.
-  [choice] --uniform-weights sets every weight to 1 (Table V, "w = 1"), not to an equal share of 1.
+  [choice] --uniform-weights sets every weight to 1 (Table V, "w = 1"), not to an equal share of 1. It concerns
+      the losses; the server's cluster centres are weighted by numbers of images all the same.
   [choice] "About 300 images" is 30 per class; a client whose domain has fewer of a class (Office's DSLR has 157 images in all)
       takes what there is.
   [choice] The paper's text gives τ = 0.07 for all experiments and once speaks of an optimal τ = 0.55; we follow the former.
@@ -186,7 +187,7 @@ def client_update(client, start, prototypes, t, args):
 
 def main(args):
     clients, net, tests = make_federation(args)
-    run = Run(args, headline="test", net=net)
+    run = Run(args, "test", clients, tests=tests, net=net)
     prototypes = run.start(None)
     size, D, extra = model_size(net), args.feature_dim, {}
 

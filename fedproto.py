@@ -139,7 +139,7 @@ def client_update(client, prototypes, present, t, args):
 
 def main(args):
     clients = make_clients(args)
-    run = Run(args, headline="prototype", clients=clients)
+    run = Run(args, "prototype", clients)
     prototypes, present = run.start(torch.zeros(args.classes, args.feature_dim, device=args.device),
                                     torch.zeros(args.classes, dtype=torch.bool, device=args.device))
 

@@ -170,7 +170,7 @@ def client_update(client, anchors, margin, t, args):
 
 def main(args):
     clients = make_clients(args)
-    run = Run(args, headline="classifier", clients=clients)
+    run = Run(args, "classifier", clients)
     anchors, own = run.start(seeded(lambda: make_anchors(args), args.seed, "anchors").to(args.device),
                              torch.zeros(len(clients), device=args.device))  # own: d_i of each client's latest prototypes
     everyone = torch.ones(args.classes, dtype=torch.bool, device=args.device)

@@ -26,6 +26,7 @@ Where the papers leave a choice:
       round 1, when clients train on cross-entropy alone. A prototype that never met its class would mislead its owner.
   [choice] The server trains on the uploads of the round (who did not take part, or lacks a class, adds nothing), by plain
       SGD with the clients' learning rate and batch size.
+  [choice] Eq. 10 is summed over uploads in the paper; we take the mean over a batch of them, as the published code does.
   [choice] Eq. 11 is written on class prototypes; on a mini-batch we apply it per sample, as the published code does, and
       take the mean over the samples whose class has a global prototype.
 
@@ -138,7 +139,7 @@ def margin_contrastive(p, c, prototypes, margin):
 def adaptive_margin(uploads, held, args):
     """Eq. 9: δ = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ), Q^c the mean over the clients of their prototypes of class c.
 
-    uploads (K, C, D), held (K, C) 0/1 -> scalar; 0 where fewer than two classes were uploaded."""
+    uploads (K, C, D), held (K, C) 0. or 1. -> scalar; 0 where fewer than two classes were uploaded. --margin fixed is τ."""
     if args.margin in ("fixed", "none"):
         return torch.tensor(args.tau if args.margin == "fixed" else 0.0, device=uploads.device)
     owners = held.sum(0)
@@ -196,7 +197,7 @@ def client_update(client, prototypes, present, t, args):
 def main(args):
     clients = make_clients(args)
     server = seeded(lambda: make_server(args), args.seed, "server").to(args.device)
-    run = Run(args, headline="prototype", clients=clients, server=server)
+    run = Run(args, "prototype", clients, server=server)
     prototypes, present = run.start(torch.zeros(args.classes, args.feature_dim, device=args.device),
                                     torch.zeros(args.classes, dtype=torch.bool, device=args.device))
 

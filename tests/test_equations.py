@@ -1,6 +1,7 @@
 """Every numbered equation of the six papers a second time: slow loops in float64, written from the papers and not from the
 scripts, compared with the scripts' functions on random and on corner inputs."""
 
+import copy
 import itertools
 import math
 from fractions import Fraction
@@ -386,3 +387,43 @@ def test_fedsa_anchors():                               # Ā = A W + b, and thre
     loss = lambda w: separation([unit(row) for row in a @ w[0]], 0.1)    # log of the mean, not of the sum: the same slope
     (trained,), _ = sgd(loss, [projection], 3, 0.1)
     agree(anchors(anchor_steps=3), a @ trained, 1e-4, 1e-5)
+
+
+KINDS, SHARES = [0, 1, 1], [1.0, 0.7, 0.3]               # FedPLCC: three prototypes of two classes and their weights
+TERMS = {                                               # beside the cross-entropy; z features, p prototypes, w weights, o: at the start
+    "fedproto": lambda z, y, p, w, o: 0.7 * distance_term(z, y, p, [1, 1, 0], mse),                          # FedTGP Eq. 4
+    "fedtgp": lambda z, y, p, w, o: 0.7 * distance_term(z, y, p, [1, 1, 0], mse),                            # FedTGP Eq. 11
+    "fedsa": lambda z, y, p, w, o: 0.3 * distance_term(z, y, p, [1, 1, 1], mse) + 0.2 * margin_term(z, y, p, 1.5)
+                                   + 0.6 * calibration(p, *w[2:]),                                           # FedSA Eq. 9
+    "fedlsa": lambda z, y, p, w, o: 0.7 * compactness(z, y, p, 0.5),                                         # FedLSA Eq. 10
+    "fedplcc": lambda z, y, p, w, o: 0.4 * contrast(similarities(z, p, 0.5), y, KINDS, SHARES, 0.5)
+                                     + 0.9 * correlation(similarities(z, p, 0.5), y, KINDS, SHARES, 0.5),              # FedPLCC Eq. 4
+    "fedfm": lambda z, y, p, w, o: 0.7 * guiding(z, y, p, [1, 1, 0], 0.3) + 0.4 * sum(((a - b) ** 2).sum() for a, b in zip(w, o)),  # Eqs. 2, 10
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_clients(name):
+    """A client's whole loss: two epochs of one batch with momentum and weight decay end where numerical derivatives lead."""
+    torch.manual_seed(0)
+    rng, net, module = np.random.default_rng(0), tiny(3, 3, 0.0), globals()[name]
+    data, p, start = common.Samples(images(rng, 8), torch.arange(8) % 3), rng.random((3, 3)).astype(np.float32).astype(float), weights_of(net)
+
+    def loss(w):
+        z, y = features_of(w, data.x), data.y.tolist()
+        return mean([cross_entropy(linear(*w[2:], v), c) for v, c in zip(z, y)]) + TERMS[name](z, y, p, w, start)
+    want, losses = sgd(loss, start, 2, 0.05, 0.9, 0.01)
+    args = settings(local_epochs=2, batch_size=8, lr=0.05, momentum=0.9, weight_decay=0.01, lam=0.7, distance="mse", lam_r=0.3, lam_mcl=0.2,
+                    lam_cc=0.6, tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4, lam_corr=0.9, phi=0.5, finch_level="last",
+                    local_prototypes="mean", uniform_weights=False, match="cg", temperature=0.3, prox=0.8, augment=False)
+    client, sent, present = common.Client(0, copy.deepcopy(net), data, data), tensor(p).float(), torch.tensor([True, True, False])
+    if name in ("fedproto", "fedtgp", "fedsa"):         # personal: the client's own model, and class means of it
+        means, _, value = module.client_update(client, sent, torch.tensor(1.5) if name == "fedsa" else present, 1, args)
+        agree(means, common.class_means(client.net, data, 3)[0])
+    else:                                               # a copy of the model that was sent
+        what = dict(fedlsa=(sent,), fedplcc=((sent, torch.tensor(KINDS), torch.tensor(SHARES)),), fedfm=(sent, present, 0.7))[name]
+        client.net, *_, value = module.client_update(client, net, *what, 1, args)
+    agree(value, mean(losses), 1e-5)                    # float32
+    for a, b, c in zip(client.net.parameters(), want, weights_of(net)):
+        agree(a, b, 1e-4, 1e-5)
+        assert (a.detach().numpy() != c).any()          # the one that was sent is not touched

@@ -41,7 +41,7 @@ def test_a_run_from_the_shell_leaves_its_folder(module, tmp_path):
         done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     first, second = (tmp_path / f"{module.__name__}-glyphs-s0{end}" for end in ("", "-2"))  # never overwritten
-    assert {p.name for p in first.iterdir()} == {"args.json", "log.csv", "partition.png", "curves.png", "checkpoint.pt"}
+    assert {p.name for p in first.iterdir()} == {"args.json", "log.csv", "partition.png", "curves.png", "checkpoint.pt", "features.png", "margins.png"}
     assert numbers(first) == numbers(second) and len(log(first)) == 2
     assert json.loads((first / "args.json").read_text())["clients"] == 4
     lines = done.stdout.splitlines()

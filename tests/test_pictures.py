@@ -1,0 +1,103 @@
+"""Pictures, quality of features, and the comparison of runs."""
+
+import json
+import math
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import common
+
+SMALL = {"fedproto": "--subset 0.05 --clients 4", "fedtgp": "--subset 0.05 --clients 8 --server-epochs 2", "fedsa": "--subset 0.05 --clients 4",
+         "fedlsa": "--domain-fraction 3", "fedplcc": "--domain-fraction 3 --model resnet4 --local-epochs 1",
+         "fedfm": "--domain-fraction 3 --model resnet4 --local-epochs 1"}
+
+
+@pytest.mark.parametrize("script", SMALL)
+def test_every_script_draws_features_and_margins(script, run, monkeypatch):
+    drawn, plot = {}, common.Run.plot
+    monkeypatch.setattr(common.Run, "plot", lambda self, draw, name, *data: drawn.update({name: data}) or plot(self, draw, name, *data))
+    _, text, folder = run(__import__(script), *SMALL[script].split(), "--rounds", 2, "--plot-every", 1, "--seed", 3)
+    pictures = {"partition.png", "curves.png", "features.png", "margins.png", "features-0001.png", "margins-0001.png"}
+    assert {path.name for path in folder.glob("*.png")} == pictures
+    groups, prototypes, classes, t, args = drawn["features.png"]
+    assert t == 2 and len(prototypes) == len(classes) and len(classes.unique()) >= 8
+    assert len(groups) == (min(6, args.clients) if script in ("fedproto", "fedtgp", "fedsa") else 4)
+    assert ("NMI" in text) == (script == "fedfm")
+
+
+def test_margins():
+    C, rng = 6, np.random.default_rng(0)
+    y = torch.tensor([0, 0, 1, 3, 3, 4])  # several prototypes of a class, and classes without
+    G = torch.from_numpy(rng.normal(size=(6, 5)))
+    for c, margin in enumerate(common.margins(G, y, C)):
+        want = [math.dist(G[i].tolist(), G[j].tolist()) for i in range(6) for j in range(6) if y[i] == c != y[j]]
+        assert margin == pytest.approx(min(want)) if want else math.isnan(margin)
+    assert np.isnan(common.margins(G[:1], y[:1], C)).all() and np.isnan(common.margins(G[:0], y[:0], C)).all()
+
+
+def test_features_embed_with_and_without_scikit_learn(monkeypatch):
+    z = torch.cat([torch.randn(20, 30), torch.randn(20, 30) + 40])
+    for how in ("t-SNE", "PCA"):
+        if how == "PCA":
+            monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+        else:
+            pytest.importorskip("sklearn")
+        flat, name = common.embed(z, 0)
+        assert name == how and flat.shape == (40, 2)
+        a, b = flat[:20].mean(0), flat[20:].mean(0)
+        assert np.linalg.norm(a - b) > 2 * max(flat[:20].std(), flat[20:].std())  # the two heaps stay two
+
+
+def test_many_classes_few_images_and_no_prototypes(tmp_path):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    net = types.SimpleNamespace(eval=lambda: None, features=lambda x: x.float().flatten(1), feature_dim=12)
+    args = types.SimpleNamespace(classes=100, class_names=[f"class {c}" for c in range(100)], script="fedsa", dataset="x", partition="iid", seed=0, beta=1,
+                                 classes_per_client=1, dominant_share=1, missing=1)
+    for n in (1, 3, 300):
+        x, y = torch.randint(0, 255, (n, 3, 2, 2)).float(), torch.arange(n) % 100
+        x[0] = math.nan  # a client whose features exploded
+        for G, c in ((torch.randn(100, 12), torch.arange(100)), (torch.randn(0, 12), torch.arange(0))):
+            common.plot_features(plt, {"all": (net, common.Samples(x, y))}, G, c, 1, args).savefig(tmp_path / "f.png")
+            common.plot_margins(plt, [(net, common.Samples(x, y))], G, c, 1, args).savefig(tmp_path / "m.png")
+            plt.close("all")
+
+
+def test_cluster_quality(monkeypatch):
+    pytest.importorskip("sklearn")
+    net = types.SimpleNamespace(eval=lambda: None, features=lambda x: x.float().flatten(1), feature_dim=2)
+    y = torch.arange(90) % 3
+    apart, mixed = (torch.randn(90, 2) + far * torch.stack([y == 1, y == 2], 1) for far in (50, 0))
+    args = types.SimpleNamespace(classes=3, seed=0)
+    assert common.cluster_quality(net, {"a": common.Samples(apart[:40], y[:40]), "b": common.Samples(apart[40:], y[40:])}, args).startswith(
+        "features of 90 test images: NMI 1.000, silhouette 0.9")
+    assert float(common.cluster_quality(net, {"a": common.Samples(mixed, y)}, args).split("NMI ")[1].split(",")[0]) < 0.2
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    assert "scikit-learn" in common.cluster_quality(net, {"a": common.Samples(mixed, y)}, args)
+
+
+def test_comparing_runs(run, tmp_path, capsys):
+    import fedproto
+    import fedsa
+    words = "--subset 0.05 --clients 4 --rounds 3 --no-plots --checkpoint-every 0".split()
+    run(fedproto, *words, "--trials", 2)
+    run(fedproto, *words, "--lam", 0, "--eval-every", 2)
+    *_, folder = run(fedsa, *words)
+    (tmp_path / "runs" / "other").mkdir()
+    common.compare(sorted((tmp_path / "runs").iterdir()))
+    out, err = capsys.readouterr()
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in out.splitlines() if line.startswith("| fed")]
+    assert [row[0] for row in rows] == ["fedproto", "fedproto", "fedsa"] and [row[4] for row in rows] == ["2", "1", "1"]
+    assert [row[3] for row in rows] == ["--lam 0.1", "--lam 0.0", ""] and "±" in rows[0][5] and "±" not in rows[2][5]
+    from test_scripts import log
+    best = max(log(folder), key=lambda row: row["accuracy"])
+    assert rows[2][5] == f"{best['accuracy']:.2f}" and (tmp_path / "runs" / "compare.png").exists() and "other is no run folder" in err
+    assert rows[2][8] == common.short(sum(row["up"] + row["down"] for row in log(folder)[:int(best["round"])]))
+    assert json.loads((folder / "args.json").read_text())["script"] == "fedsa"
+    with pytest.raises(SystemExit):
+        common.compare([tmp_path])
