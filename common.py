@@ -60,7 +60,8 @@ def seeded(make, seed, purpose, *where):
 # Under torchrun every rank runs the same script: client i trains on rank i mod n, what clients send is gathered by all ranks,
 # and each computes the same server step. Rank 0 prints and writes.
 
-RANK, RANKS = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+RANKS = int(os.environ.get("WORLD_SIZE", 1))
+RANK = int(os.environ.get("RANK", 0)) if RANKS > 1 else 0
 
 
 def join_ranks(args):
@@ -335,18 +336,18 @@ def render(kind, n, size=32, seed=0):
         image = torch.lerp(0.3 + 0.15 * grating + 0.4 * noise(6), tone(0.65, 0.95), draw(digit, 0.35, *shift))
     else:
         ground, colour = tone(0, 1, 3), tone(0, 1, 3)
-        contrast = (ground - colour).mean(1, keepdim=True)  # at least 0.3 in brightness, by moving the ink away
-        colour = (colour - contrast.sign() * (0.3 - contrast.abs()).clamp(min=0)).clamp(0, 1)
-        image = ground + 0.35 * noise(5, 3)
+        contrast = (ground[..., :1, :1] - colour[..., :1, :1]).mean(1, keepdim=True)  # at least 0.3 in brightness, by moving the ink away
+        colour = (colour[..., :1, :1] - contrast.sign() * (0.3 - contrast.abs()).clamp(min=0)).clamp(0, 1)
+        image = noise(5, 3).mul_(0.35).add_(ground)  # in place: the tensors are large
         for _ in range(2):
             angle, other = uniform(0, 2 * math.pi), torch.randint(10, (n,), generator=rng)
-            image = torch.lerp(image, tone(0, 1, 3), 0.8 * draw(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin()))
-        image = torch.lerp(image, colour, draw(digit, 0.5, *shift, 0.65, 1.0))
+            image.lerp_(tone(0, 1, 3), 0.8 * draw(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin()))
+        image.lerp_(colour, draw(digit, 0.5, *shift, 0.65, 1.0))
         for _ in range(2):
             image = F.avg_pool2d(image, 5, 1, 2, count_include_pad=False)
     image = F.interpolate(image, size=(size, size), mode="bilinear", antialias=True)
-    image = image + 0.04 * torch.randn(n, 1, size, size, generator=rng)
-    return (image.clamp(0, 1) * 255).round().byte().expand(-1, 3, -1, -1)
+    image += 0.04 * torch.randn(n, 1, size, size, generator=rng)
+    return image.clamp_(0, 1).mul_(255).round_().byte().expand(-1, 3, -1, -1)
 
 
 # ---------------------------------------------------------------------------------------------------- partitions
@@ -677,6 +678,7 @@ def hand_out(args, data, pool, share):
         clients.append(Client(i, None, *(samples(data, p, args.device) for p in (part[:cut], part[cut:]))))
     args.classes, args.class_names = len(data.classes), data.classes
     args.client_domains = domains_of
+    args.fingerprint = zlib.crc32(np.ascontiguousarray(data.x.numpy()), zlib.crc32(data.y.numpy()))  # so that a resumed run has the same images
     args.counts = np.stack([np.bincount(c.train.y.cpu().numpy(), minlength=args.classes) for c in clients])
     sizes, held = args.counts.sum(1), (args.counts > 0).sum(1)
     print(f"{args.dataset}: {len(data.y)} images {tuple(data.x.shape[1:])}, {args.classes} classes; {len(clients)} clients with "
@@ -709,8 +711,8 @@ def minibatches(y, batch_size, epochs, rng):
     The last, smaller batch is used too (much published code drops it). BatchNorm cannot train on a single image, so one
     left over joins the batch before it, and a client's only image is taken twice."""
     n = len(y)
-    for _ in range(epochs):
-        order = torch.from_numpy(rng.permutation(n) if n > 1 else np.zeros(2, int)).to(y.device)
+    orders = np.stack([rng.permutation(n) for _ in range(epochs)]) if n > 1 else np.zeros((epochs, 2), int)
+    for order in torch.from_numpy(orders).to(y.device):
         batches = list(order.split(batch_size))
         if len(batches) > 1 and len(batches[-1]) == 1 < batch_size:
             batches[-2:] = [torch.cat(batches[-2:])]
@@ -721,74 +723,86 @@ def sgd_step(module, loss, lr, momentum=0.0, weight_decay=0.0, sent=()):
     """A function step(*batch) -> loss(*batch, *sent), a detached scalar, that takes one SGD step on the module's weights.
     Momentum, where there is any, starts at zero here and so never outlives a client's round.
 
-    `sent` are the tensors that come from the server. On CUDA the step is captured once as a graph, at the first batch, and
-    replayed for every batch of that shape, also in later rounds. A replay repeats the very first call on the tensors' new
-    values, so a loss must take every tensor that changes or is given up between rounds from its arguments or the module.
-    Other shapes (the last, smaller batch) run eagerly."""
+    `sent` are the tensors that come from the server. On CUDA the step is captured as a graph, once for every shape of batch, and
+    replayed, also in later rounds. A replay repeats the very first call on the tensors' new values, so a loss must take
+    every tensor that changes or is given up between rounds from its arguments or the module."""
     module.train()
-    optimizer = torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay, fused=True)
-    graph = CAPTURED.get(module) if capturable(module) else None
-    if graph and shapes(graph.sent) == shapes(sent):
-        optimizer = graph.optimizer
-        forget_momentum(optimizer)
-        overwrite(graph.sent, sent)
+    graphs = CAPTURED.get(module) if capturable(module) else None
+    if graphs and shapes(graphs.sent) == shapes(sent):
+        forget_momentum(graphs.optimizer)
+        overwrite(graphs.sent, sent)
     else:
-        graph = None
+        graphs = Graphs(torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay, fused=True),
+                        [value.clone() for value in sent] if capturable(module) else sent, {})
+        if capturable(module):
+            CAPTURED[module] = graphs
 
-    def eager(batch, sent):
-        optimizer.zero_grad()
-        value = loss(*batch, *sent)
+    def eager(*batch):
+        graphs.optimizer.zero_grad()
+        value = loss(*batch, *graphs.sent)
         value.backward()
-        optimizer.step()
+        graphs.optimizer.step()
         return value.detach()
 
     def step(*batch):
-        nonlocal graph
-        if graph is None and capturable(module):
-            graph = CAPTURED[module] = record(module, optimizer, eager, batch, sent)
-        if graph and graph.replay and shapes(graph.batch) == shapes(batch):
-            overwrite(graph.batch, batch)
-            graph.replay()
-            return graph.value.clone()
-        return eager(batch, sent)
+        if not capturable(module):
+            return eager(*batch)
+        shape = tuple(shapes(batch))
+        if shape not in graphs.steps:
+            graphs.steps[shape] = record(module, graphs.optimizer, eager, batch)
+        held, replay, value = graphs.steps[shape]
+        if replay is None:
+            return eager(*batch)
+        overwrite(held, batch)
+        replay()
+        return value.clone()
     return step
 
 
 # CUDA graphs: launching a small model's some hundred kernels one by one takes longer than running them.
 
-class Graph(NamedTuple):
+class Graphs(NamedTuple):
     optimizer: torch.optim.Optimizer
-    batch: list           # the memory that replays read; overwritten before each
-    sent: list
-    replay: object        # a function; None where the capture failed
-    value: torch.Tensor   # the loss, overwritten by each replay
+    sent: list   # the memory that replays read; overwritten in each round
+    steps: dict  # shapes of a batch -> the batch's memory, the replaying function (None: not possible), the loss's memory
 
 
 GRAPHS = True                           # --no-graph
-CAPTURED = weakref.WeakKeyDictionary()  # module -> its Graph, as long as the module lives
+CAPTURED = weakref.WeakKeyDictionary()  # module -> its Graphs, as long as the module lives
 CAPTURING = threading.Lock()            # torch allows one capture at a time
+STREAMS = [threading.Lock() for _ in range(31)]  # torch has 32 streams: one for each of these, one for the main thread
 
 
 def capturable(module):
-    return GRAPHS and next(module.parameters()).is_cuda
+    """Whether a module's steps become CUDA graphs; before torch 2.7 a replay could not run beside a capture."""
+    return GRAPHS and next(module.parameters()).is_cuda and torch.__version__ >= (2, 7)
 
 
-def record(module, optimizer, eager, batch, sent):
-    """Capture eager(batch, sent), a step on copies of these tensors; the module's weights and buffers stay as they are."""
+def record(module, optimizer, eager, batch):
+    """Capture eager(*batch) on a copy of the batch -> (the copy, the replaying function, the loss's memory); the module's
+    weights and buffers and the optimizer's momentum stay as they are."""
     global GRAPHS
-    batch, sent = [v.clone() for v in batch], [v.clone() for v in sent]
-    before = {name: value.clone() for name, value in module.state_dict().items()}
+    batch = [value.clone() for value in batch]
+    momentum = [state.get("momentum_buffer") for state in optimizer.state.values()]
+    kept = [value for value in (*module.state_dict().values(), *momentum) if value is not None]
+    before = [value.clone() for value in kept]
+    fresh = not optimizer.state
+    replay = value = None
     with CAPTURING:
         for _ in range(2):  # warm up: kernels are loaded, libraries and momentum get their memory
-            eager(batch, sent)
+            eager(*batch)
+        if batch and batch[0].is_cuda and torch.cuda.mem_get_info()[0] < torch.cuda.mem_get_info()[1] / 4:
+            torch.cuda.empty_cache()  # what earlier graphs held is given back only on request
         try:
-            replay, value = capture(lambda: eager(batch, sent))
+            replay, value = capture(lambda: eager(*batch))
         except RuntimeError as error:
-            print(f"note: this step cannot be captured as a CUDA graph, going on without graphs ({first_line(error)})")
-            GRAPHS, replay, value = False, None, None
-    module.load_state_dict(before)
-    forget_momentum(optimizer)
-    return Graph(optimizer, batch, sent, replay, value)
+            if GRAPHS:
+                print(f"note: a step cannot be captured as a CUDA graph, going on without graphs ({first_line(error.__context__ or error)})")
+            GRAPHS = False
+    overwrite(kept, before)
+    if fresh:
+        forget_momentum(optimizer)
+    return batch, replay, value
 
 
 def capture(run):
@@ -804,7 +818,8 @@ def capture(run):
 
 def forget_momentum(optimizer):
     for state in optimizer.state.values():
-        state["momentum_buffer"].zero_()
+        if state.get("momentum_buffer") is not None:
+            state["momentum_buffer"].zero_()
 
 
 def shapes(tensors):
@@ -904,13 +919,14 @@ def for_each_client(update, clients, args, t, mean=None):
     mine = [client for client in clients if client.id % RANKS == RANK and client.id not in failed]
 
     def train(client):
-        own = cuda_stream(args.device, client.id % 31)  # torch has 32 of them
+        own = cuda_stream(args.device, client.id % len(STREAMS))
         if own is None:
             return update(client)
-        own.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(own):
-            result = update(client)
-        own.synchronize()
+        with STREAMS[client.id % len(STREAMS)]:
+            own.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(own):
+                result = update(client)
+            own.synchronize()
         return result
 
     def finish():
@@ -926,7 +942,8 @@ def for_each_client(update, clients, args, t, mean=None):
                 mean.add(result[0].state_dict(), len(client.train.y))
                 if args.device.startswith("cuda"):
                     torch.cuda.current_stream().synchronize()  # the sum needs the client's model, which is given up now
-            result = result[1:]
+            with STREAMS[client.id % len(STREAMS)]:  # the model's graph goes, and with it what its stream holds for graphs
+                result = result[1:]
         results[client.id] = reason or result
         if tty and time.time() - start > 2:
             print(f"round {t}: {len(results)}/{len(mine)} clients", end="\r", flush=True)
@@ -1066,22 +1083,24 @@ class Run:
         Run.current = self
         if RANK > 0:
             return
-        if args.resume:
-            self.folder = Path(args.resume)
-            return
         name = f"{args.script}-{args.dataset.replace('/', '_')}-s{args.seed}"
         try:
-            Path(args.out).mkdir(parents=True, exist_ok=True)
-            for number in itertools.count(1):
+            if args.resume:
+                self.folder = Path(args.resume)
+            else:
+                Path(args.out).mkdir(parents=True, exist_ok=True)
+            for number in itertools.count(1) if not args.resume else ():
                 self.folder = Path(args.out, name if number == 1 else f"{name}-{number}")
-                if not self.folder.exists():
+                with contextlib.suppress(FileExistsError):
                     self.folder.mkdir()
                     break
-            about = {"script": args.script, "headline": headline, "select": select, **settings(args)}
-            (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
+            if not (self.folder / "args.json").exists():
+                about = {"script": args.script, "headline": headline, "select": select, **settings(args)}
+                (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
         except OSError as error:
-            usage(f"--out {args.out}: cannot make a run folder there ({error.strerror})")
-        if not args.no_plots:
+            usage(f"--resume {args.resume}: cannot write there ({error.strerror})" if args.resume else
+                  f"--out {args.out}: cannot make a run folder there ({error.strerror})")
+        if not args.no_plots and not (self.folder / "partition.png").exists():
             self.plot(plot_partition, "partition.png", args)
 
     def start(self, *state):
@@ -1090,8 +1109,8 @@ class Run:
         held, path = self.args.checkpoint, Path(self.args.resume or "", "checkpoint.pt")
         if held:
             try:
-                if held["counts"] != self.args.counts.tolist():
-                    raise ValueError("the clients' images are others: is --data the run's?")
+                if held["images"] != self.args.fingerprint:
+                    raise ValueError("the images are others than the run's: is --data the same?")
                 owners = [client for client in self.clients if client.net is not None]
                 for client, weights in zip(owners, deal_out(held["nets"]), strict=True):
                     client.net.load_state_dict(weights)
@@ -1107,6 +1126,7 @@ class Run:
             self.args.checkpoint = None
             self.write_log()
             print(f"resuming after round {self.saved} of {self.args.rounds}")
+        self.state = state
         return state[0] if len(state) == 1 else state
 
     def save(self, t, state):
@@ -1116,11 +1136,11 @@ class Run:
             return
         scratch = self.folder / "checkpoint.tmp"
         try:
-            torch.save({"script": self.args.script, "settings": settings(self.args), "data": self.args.data, "round": t, "rows": self.rows,
-                        "counts": self.args.counts.tolist(), "nets": nets, "state": list(state),
+            torch.save({"script": self.args.script, "settings": settings(self.args), "data": str(Path(self.args.data).resolve()), "round": t,
+                        "rows": self.rows, "images": self.args.fingerprint, "published": self.args.published, "nets": nets, "state": list(state),
                         "modules": {name: module.state_dict() for name, module in self.modules.items()}}, scratch)
             os.replace(scratch, self.folder / "checkpoint.pt")
-            self.saved = t
+            self.saved, self.kept = t, time.time()
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             scratch.unlink(missing_ok=True)
             kept = f"the one of round {self.saved} is kept" if self.saved else "there is none yet"
@@ -1128,27 +1148,27 @@ class Run:
 
     def hint(self):
         """How to go on after an interruption, where one can."""
-        if self.folder and self.saved:
+        if self.folder and not self.saved:
+            return "; there is no checkpoint yet to go on from (see --checkpoint-every)"
+        if self.folder:
             return f"; go on after round {self.saved} with: python {self.args.script}.py --resume {shlex.quote(str(self.folder))}"
         return ""
 
     def plot(self, draw, name, *data):
-        with uninterrupted(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import matplotlib
-            matplotlib.use("Agg")
-            import matplotlib.pyplot as plt
-            with plt.rc_context({"text.parse_math": False}):  # a class may be called $x$
+        """Draw a picture into the run folder; one that cannot be drawn is a note and no more."""
+        try:
+            with uninterrupted(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                plt = pyplot()
                 figure = draw(plt, *data)
-                try:
-                    figure.savefig(self.folder / name, dpi=150, bbox_inches="tight")
-                except OSError as error:
-                    print(f"note: {self.folder / name} could not be written ({error.strerror})")
-            plt.close(figure)
+                figure.savefig(self.folder / name, dpi=150, bbox_inches="tight")
+                plt.close(figure)
+        except Exception as error:
+            print(f"note: {self.folder / name} could not be drawn ({type(error).__name__}: {first_line(error)})")
 
-    def draw_features(self, t, prototypes, name=""):
+    def draw_features(self, t, name=""):
         """features.png and margins.png of this process's clients after round t."""
-        net = self.modules.get("net")
+        prototypes, net = self.state[0], self.modules.get("net")
         clients = [client for client in self.clients if client.net is not None or net is not None]
         groups = ({name: (net, data) for name, data in self.tests.items()} if self.tests else
                   {f"client {c.id}": (c.net, c.test) for c in sorted(clients, key=lambda c: -len(c.test.y))[:6] if len(c.test.y)})
@@ -1164,12 +1184,14 @@ class Run:
         self.plot(plot_margins, f"margins{name}.png", [(client.net or net, client.train) for client in clients], G, classes, t, self.args)
 
     def rounds(self):
-        """Yield the rounds to go, up to args.rounds; afterwards draw the curves."""
+        """Yield the rounds to go, up to args.rounds; afterwards draw the pictures."""
+        self.kept = time.time()
         for t in range(self.saved + 1, self.args.rounds + 1):
             self.began = time.time()
             yield t
         if not self.args.no_plots and self.folder:
             self.plot(plot_curves, "curves.png", self.rows, self.headline, self.select, self.args)
+            self.draw_features(self.args.rounds)
 
     def report(self, t, scores, losses, up, down, *state, **extra):
         """End round t: write a row to log.csv, a checkpoint when it is time, and print a line. Stops (SystemExit 1) where a
@@ -1186,15 +1208,15 @@ class Run:
         row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()}, "loss": float(torch.stack(list(losses)).mean()) if len(losses) else math.nan,
                "up": sum(up.values()), "down": sum(down.values()), **{f"up_{k}": v for k, v in up.items() if len(up) > 1},
                **{f"down_{k}": v for k, v in down.items() if len(down) > 1}, "seconds": round(time.time() - self.began, 3), **extra}
+        self.state = state
         with uninterrupted():
             self.rows.append(row)
             self.write_log()
             every = self.args.checkpoint_every
-            if every and (t % every == 0 or t == self.args.rounds):
+            if every and (t % every == 0 or t == self.args.rounds or time.time() - self.kept > 30):
                 self.save(t, state)
-            along = self.args.plot_every and t % self.args.plot_every == 0
-            if self.folder and not self.args.no_plots and (along or t == self.args.rounds):
-                self.draw_features(t, state[0], "" if t == self.args.rounds else f"-{t:04}")
+            if self.folder and not self.args.no_plots and self.args.plot_every and t % self.args.plot_every == 0 and t < self.args.rounds:
+                self.draw_features(t, f"-{t:04}")
         left = sum(r["seconds"] for r in self.rows) / t * (self.args.rounds - t)
         ordered = sorted(scores.items(), key=lambda item: item[0] != self.headline)
         accuracy = "not evaluated" if math.isnan(row["accuracy"]) else "  ".join(f"{k} {v:5.2f}" for k, v in ordered)
@@ -1207,7 +1229,7 @@ class Run:
         if not self.folder:
             return
         path, columns = self.folder / "log.csv", list(dict.fromkeys(name for row in self.rows for name in row))
-        ours = len(self.rows) > 1 and columns == self.columns
+        ours = len(self.rows) > 1 and columns == self.columns and path.exists()
         self.columns = columns
         try:
             with open(path if ours else path.with_suffix(".tmp"), "a" if ours else "w", newline="") as file:
@@ -1262,10 +1284,12 @@ def uninterrupted():
 
 def read_checkpoint(folder, script):
     """The checkpoint of a run folder, on the CPU. Exits with status 2 where there is none that this script can go on from."""
-    path = Path(folder, "checkpoint.pt")
+    path = Path(folder) if Path(folder).name == "checkpoint.pt" else Path(folder, "checkpoint.pt")
+    if not folder:
+        usage("--resume '': must be a run folder")
     try:
         held = torch.load(path, map_location="cpu", weights_only=True)  # runs no code from the file
-        missing = {"script", "settings", "data", "round", "rows", "counts", "nets", "state", "modules"} - set(held)
+        missing = {"script", "settings", "data", "round", "rows", "images", "published", "nets", "state", "modules"} - set(held)
     except FileNotFoundError:
         usage(f"--resume {folder}: there is no {path}")
     except Exception as error:
@@ -1336,8 +1360,9 @@ def plot_curves(plt, rows, headline, select, args):
     middle.xaxis.set_major_formatter(plt.matplotlib.ticker.EngFormatter())
     left.set(xlabel="round", ylabel="test accuracy (%)", title=f"{args.script} on {args.dataset}, {partition_name(args)}, seed {args.seed}")
     middle.set(xlabel="numbers sent up and down, all clients", ylabel="test accuracy (%)", title="accuracy over traffic")
-    losses = {label: [r[key] for r in rows] for key, label in (("loss", "clients' mean"), ("server_loss", "server")) if key in rows[0]}
-    values = sum(losses.values(), [])
+    losses = {label: [r.get(key, math.nan) for r in rows] for key, label in (("loss", "clients' mean"), ("server_loss", "server"))
+              if any(key in r for r in rows)}
+    values = [v for v in sum(losses.values(), []) if not math.isnan(v)] or [1]
     for (label, curve), colour, style in zip(losses.items(), COLOURS[2:], ["-", "--"]):
         right.plot([r["round"] for r in rows], curve, style, color=colour, label=label)
     right.set(xlabel="round", ylabel="loss", title="training loss", yscale="log" if 0 < 10 * min(values) < max(values) else "linear")
@@ -1349,14 +1374,26 @@ def plot_curves(plt, rows, headline, select, args):
     return figure
 
 
+def pyplot():
+    """matplotlib's pyplot, for files; a class or data set may be called $x$, or have a name that the font lacks."""
+    import matplotlib
+    matplotlib.use("Agg")
+    matplotlib.rcParams["text.parse_math"] = False
+    import matplotlib.pyplot as plt
+    return plt
+
+
 def embed(z, seed):
     """Vectors (n, D) in two dimensions, and how: t-SNE with scikit-learn, the two main components without."""
+    if len(z) < 5 or (z == z[0]).all():
+        return np.zeros((len(z), 2)), "no embedding"
+    z = z - z.mean(0)
+    z = F.pad(z / z.abs().max(), (0, max(0, 2 - z.shape[1])))
     try:
         from sklearn.manifold import TSNE
-        return TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed % 2**32).fit_transform(z.numpy()), "t-SNE"
-    except ImportError:
-        z = z - z.mean(0)
+    except Exception:  # absent, or built for another numpy
         return (z @ torch.linalg.svd(z, full_matrices=False)[2][:2].T).numpy(), "PCA"
+    return TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed % 2**32).fit_transform(z.numpy()), "t-SNE"
 
 
 def plot_features(plt, groups, prototypes, classes, t, args, most=900):
@@ -1372,7 +1409,7 @@ def plot_features(plt, groups, prototypes, classes, t, args, most=900):
     keep = np.isin(y, shown) & z.isfinite().all(1).numpy()
     z, y, group, G, c = z[keep], y[keep], group[keep], prototypes.detach().cpu()[stars], classes.cpu()[stars].numpy()
     figure, axis = plt.subplots(figsize=(7.5, 5.6), layout="constrained")
-    flat, how = embed(torch.cat([z, G]), args.seed) if len(z) > 4 else (np.zeros((len(z) + len(G), 2)), "no embedding")
+    flat, how = embed(torch.cat([z, G]), args.seed)
     markers = "o^sDvPX<>ph8Hd"
     colour = {k: COLOURS[i] for i, k in enumerate(shown)}
     for g, marker in zip(range(len(groups)), itertools.cycle(markers)):
@@ -1427,7 +1464,7 @@ def plot_margins(plt, clients, prototypes, classes, t, args):
     if not log:
         axis.set_ylim(bottom=0)
     axis.grid(alpha=0.25)
-    axis.legend(fontsize="small")
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
     return figure
 
 
@@ -1437,11 +1474,13 @@ def cluster_quality(net, tests, args, most=2000):
     try:
         from sklearn.cluster import KMeans
         from sklearn.metrics import normalized_mutual_info_score, silhouette_score
-    except ImportError:
+    except Exception:
         return "NMI and silhouette of the features: need scikit-learn (pip install scikit-learn)"
     x, y = (torch.cat(parts) for parts in zip(*tests.values()))
     index = torch.from_numpy(generator(args.seed, "clusters").permutation(len(y))[:most]).to(y.device)
     z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
+    if not np.isfinite(z).all():
+        return "NMI and silhouette of the features: none, the features are not finite"
     found = KMeans(args.classes, n_init=10, random_state=args.seed % 2**32).fit_predict(z) if len(z) >= args.classes else y
     silhouette = silhouette_score(z, y) if 1 < len(np.unique(y)) < len(y) else math.nan
     return f"features of {len(y)} test images: NMI {normalized_mutual_info_score(y, found):.3f}, silhouette {silhouette:.3f}"
@@ -1454,22 +1493,26 @@ def read_run(folder):
     about = json.loads(Path(folder, "args.json").read_text())
     with open(Path(folder, "log.csv"), newline="") as file:
         rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-    if not rows:
-        raise ValueError("log.csv has no rounds")
-    return about, {k: np.array([row[k] for row in rows]) for k in rows[0]}
+    if [row["round"] for row in rows] != list(range(1, len(rows) + 1)) or not rows:
+        raise ValueError("log.csv does not hold the rounds 1, 2, ...")
+    partition_name(argparse.Namespace(**about))
+    return about, {k: np.array([row[k] for row in rows]) for k in {*rows[0], about["select"], "up", "down", "seconds"}}
 
 
 def compare(folders):
     """Print a Markdown table of runs, mean ± std over seeds, and draw their curves into `compare.png` beside the first."""
-    groups = {}
+    groups, parents = {}, []
     for folder in folders:
+        if Path(folder).name == "compare.png":
+            continue
         try:
             about, columns = read_run(folder)
-        except (OSError, ValueError, KeyError) as error:
-            print(f"note: {folder} is no run folder with rounds ({first_line(error)})", file=sys.stderr)
+            key = json.dumps({k: v for k, v in about.items() if k not in ("seed", "eval_every")}, sort_keys=True)
+            groups.setdefault(key, {})[about["seed"]] = (about, columns)  # of two runs with the same seed the last
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            print(f"note: {folder} is no run folder with rounds ({type(error).__name__}: {first_line(error)})", file=sys.stderr)
             continue
-        key = json.dumps({k: v for k, v in about.items() if k not in ("seed", "eval_every")}, sort_keys=True)
-        groups.setdefault(key, {})[about["seed"]] = (about, columns)  # of two runs with the same seed the last
+        parents.append(Path(folder).parent)
     if not groups:
         usage("no run folders; try: python common.py runs/*")
     abouts = [next(iter(runs.values()))[0] for runs in groups.values()]
@@ -1497,9 +1540,7 @@ def compare(folders):
     for line in (head, ["---"] * len(head), *lines):
         print("| " + " | ".join(map(str, line)) + " |")
 
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
     names = [*dict.fromkeys([*"fedproto fedtgp fedsa fedlsa fedplcc fedfm".split(), *(about["script"] for about in abouts)])]
     before = collections.Counter()  # a method's colour is always the same, its further settings are dashed
@@ -1514,13 +1555,20 @@ def compare(folders):
             axis.plot(x[scored], accuracy.mean(0)[scored], style, color=colour, label=f"{label} ({len(runs)} seed{'s' * (len(runs) > 1)})")
             axis.fill_between(x[scored], accuracy.min(0)[scored], accuracy.max(0)[scored], color=colour, alpha=0.15, linewidth=0)
     axes[0].set(xlabel="round", ylabel="test accuracy (%)", title="mean over seeds, smallest to largest")
-    axes[1].set(xlabel="numbers sent up and down, all clients", ylabel="test accuracy (%)", xscale="log", title="accuracy over traffic")
+    axes[1].set(xlabel="numbers sent up and down, all clients", ylabel="test accuracy (%)", title="accuracy over traffic")
+    if any((line.get_xdata() > 0).any() for line in axes[1].lines):
+        axes[1].set_xscale("log")
     for axis in axes:
         axis.grid(alpha=0.25)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small", frameon=False)
-    path = Path(folders[0]).parent / "compare.png"
-    figure.savefig(path, dpi=150)
-    print(f"\ncurves: {path}")
+    path = parents[0] / "compare.png"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            figure.savefig(path, dpi=150)
+        print(f"\ncurves: {path}")
+    except OSError as error:
+        print(f"\nnote: {path} could not be written ({error.strerror})")
 
 
 # -------------------------------------------------------------------------------------------------- command line
@@ -1632,7 +1680,7 @@ def make_parser(script, doc, defaults, method_flags):
     add("--drop-rate", type=number(float, "[0, 1]"), default=0.0, metavar="SHARE",
         help="share of a round's participants that fail: their work is lost, the server goes on without them")
     add("--checkpoint-every", type=number(int, "[0, 1e9]"), default=10, metavar="ROUNDS",
-        help="write a checkpoint every so many rounds, and at the end (0: none)")
+        help="write a checkpoint every so many rounds, after half a minute at the latest, and at the end (0: none)")
     add("--resume", metavar="RUNFOLDER", help="go on with a run from its last checkpoint, with its settings")
     add("--out", default="runs", metavar="FOLDER", help="where run folders are made")
     add("--plot-every", type=number(int, "[0, 1e9]"), default=0, metavar="ROUNDS",
@@ -1643,7 +1691,7 @@ def make_parser(script, doc, defaults, method_flags):
     return parser
 
 
-NOT_SETTINGS = {"device", "workers", "no_graph", "checkpoint", "checkpoint_every", "resume", "plot_every", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains",
+NOT_SETTINGS = {"device", "workers", "no_graph", "checkpoint", "checkpoint_every", "resume", "plot_every", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains", "fingerprint",
                 "script", "data"}
 
 
@@ -1660,17 +1708,20 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
         first.add_argument("--resume")
         asked = first.parse_known_args(words)[0]
         held = read_checkpoint(asked.resume, script) if asked.resume is not None else None
-        preset = {**held["settings"], "data": held["data"]} if held else presets.get(asked.dataset, presets["cifar10"])
+        preset = {**held["settings"], "data": held["data"]} if held else presets.get(asked.dataset.rstrip("/"), presets["cifar10"])
         args = make_parser(script + ".py", doc, preset, method_flags).parse_args(words)
         typed = any(word.split("=")[0] == "--clients" for word in words)
         if args.partition == "domain" and preset["partition"] != "domain" and not typed:
             args.clients = None  # the preset's number is meant for its own partition
         if args.clients is None and args.partition != "domain":
             args.clients = 20
+        args.dataset = args.dataset.rstrip("/")
         settle(args)
         args.checkpoint = held
+        if held and Path(args.resume).name == "checkpoint.pt":
+            args.resume = str(Path(args.resume).parent)
         for name, value in settings(args).items():
-            if held and value != held["settings"].get(name):
+            if held and value is not None and value != held["settings"].get(name):
                 usage(f"--{name.replace('_', '-')} {value}: must be {held['settings'].get(name)}, as in the run {args.resume}; start a new one")
         if held and args.trials > 1:
             usage(f"--trials {args.trials}: must be 1 with --resume")
@@ -1695,8 +1746,8 @@ def parse(script, doc, presets, paper, method_flags, settle, argv):
         usage(f"--subset {args.subset:g}: must leave at least 2 of the {images} images")
     check_partition(args, images * args.subset, classes)  # before any download
     ours = settings(args, ("seed", "eval_every"))
-    args.published = [(where, accuracy) for command, where, accuracy in paper
-                      if settings(read(command.split()), ("seed", "eval_every")) == ours]
+    args.published = args.checkpoint["published"] if args.checkpoint else [
+        (where, accuracy) for command, where, accuracy in paper if settings(read(command.split()), ("seed", "eval_every")) == ours]
     return args
 
 
@@ -1715,7 +1766,10 @@ def launch(main, doc, presets, paper, method_flags, settle=lambda args: None, ar
         torch.set_num_threads(1)  # parallelism is over clients; one thread each keeps results independent of --workers
     global GRAPHS
     GRAPHS = not args.no_graph
-    with torch.cuda.stream(cuda_stream(args.device, -1)):  # graphs cannot be captured on the default stream
+    for number in range(-1, len(STREAMS) if args.device.startswith("cuda") else -1):
+        cuda_stream(args.device, number)
+    stream = cuda_stream(args.device, -1)  # graphs cannot be captured on the default stream
+    with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
         results = [main(argparse.Namespace(**{**vars(args), "seed": seed})) for seed in range(args.seed, args.seed + args.trials)]
     if RANKS > 1:
         torch.distributed.barrier()
@@ -1733,8 +1787,10 @@ def end_process(run):
     """Run and leave with its exit status, without the interpreter's own clean-up: a worker thread that torch is still
     unwinding then can abort the process ("terminate called without an active exception")."""
     status = 0
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # a terminal without Greek letters
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell
+            setattr(sys, name, open(os.devnull, "w"))
+        getattr(sys, name).reconfigure(errors="replace")  # a terminal without Greek letters
     try:
         run()
     except SystemExit as stop:  # a text is a message for stderr and status 1
@@ -1742,13 +1798,19 @@ def end_process(run):
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(f"\ninterrupted{Run.current.hint() if Run.current else ''}", file=sys.stderr)
         status = 130
+    except OSError as error:  # the output's reader is gone, as with `| head`, or a disk is full
+        sys.stdout = open(os.devnull, "w")
+        print(f"{error}{Run.current.hint() if Run.current else ''}", file=sys.stderr)
+        status = 1
     except BaseException:
         traceback.print_exc()
         status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)
 
 

@@ -89,8 +89,10 @@ def anchor_classification(anchors, classifier):
 def anchor_separation(anchors, tau):
     """L_SEP, Eq. 4: log of the mean over j ≠ i of exp(a_i · a_j / τ), mean over the anchors i. (C, L) -> scalar; 0 for C = 1."""
     C = len(anchors)
-    others = (anchors @ anchors.T / tau)[~torch.eye(C, dtype=torch.bool, device=anchors.device)].view(C, C - 1)
-    return (others.logsumexp(1) - math.log(C - 1)).mean() if C > 1 else anchors.new_zeros(())
+    if C == 1:
+        return anchors.new_zeros(())
+    others = (anchors @ anchors.T / tau).masked_fill(torch.eye(C, dtype=torch.bool, device=anchors.device), -math.inf)
+    return (others.logsumexp(1) - math.log(C - 1)).mean()
 
 
 # --- server ---------------------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ SMALL = {"fedproto": "--subset 0.05 --clients 4", "fedtgp": "--subset 0.05 --cli
 def test_every_script_draws_features_and_margins(script, run, monkeypatch):
     drawn, plot = {}, common.Run.plot
     monkeypatch.setattr(common.Run, "plot", lambda self, draw, name, *data: drawn.update({name: data}) or plot(self, draw, name, *data))
-    _, text, folder = run(__import__(script), *SMALL[script].split(), "--rounds", 2, "--plot-every", 1, "--seed", 3)
-    pictures = {"partition.png", "curves.png", "features.png", "margins.png", "features-0001.png", "margins-0001.png"}
+    along = 1 if script in ("fedproto", "fedplcc") else 0
+    _, text, folder = run(__import__(script), *SMALL[script].split(), "--rounds", 2, "--plot-every", along, "--seed", 3)
+    pictures = {"partition.png", "curves.png", "features.png", "margins.png", *(["features-0001.png", "margins-0001.png"] if along else [])}
     assert {path.name for path in folder.glob("*.png")} == pictures
     groups, prototypes, classes, t, args = drawn["features.png"]
     assert t == 2 and len(prototypes) == len(classes) and len(classes.unique()) >= 8
@@ -101,3 +102,34 @@ def test_comparing_runs(run, tmp_path, capsys):
     assert json.loads((folder / "args.json").read_text())["script"] == "fedsa"
     with pytest.raises(SystemExit):
         common.compare([tmp_path])
+
+
+@pytest.mark.parametrize("words", ["--feature-dim 1", "--lr 0.1 --weight-decay 5 --rounds 5", "--drop-rate 0.6 --rounds 6 --clients 2 --server-epochs 2"])
+def test_odd_features_and_rounds_without_reports_are_drawn(words, run):
+    """One feature; all features equal (dead ReLUs), which t-SNE does not survive; rounds without a server loss."""
+    import fedtgp
+    _, text, folder = run(fedtgp, *"--subset 0.05 --clients 4 --rounds 2 --server-epochs 2".split(), *words.split())
+    assert (folder / "features.png").exists() and (folder / "curves.png").exists() and "could not be drawn" not in text
+
+
+def test_a_picture_that_cannot_be_drawn_is_a_note(run, monkeypatch):
+    import fedsa
+    monkeypatch.setattr(common, "embed", lambda *_: 1 / 0)
+    results, text, folder = run(fedsa, *"--subset 0.05 --clients 2 --rounds 1".split())
+    assert "features.png could not be drawn (ZeroDivisionError" in text and (folder / "margins.png").exists() and "best" in results[0]
+
+
+def test_comparing_what_is_no_run(tmp_path, capsys, run):
+    import fedsa
+    *_, good = run(fedsa, *"--subset 0.05 --clients 200 --rounds 1 --no-plots --checkpoint-every 0".split())  # nobody has test images
+    header, row = (good / "log.csv").read_text().splitlines()
+    about = (good / "args.json").read_text()
+    bad = {"half": (about, f"{header}\n{row[:9]}"), "list": ("[1]", f"{header}\n{row}"), "twice": (about, f"{header}\n{row}\n{row}"),
+           "empty": (about, ""), "more": (about, f"{header}\n{row},1,2"), "bare": ("{}", f"{header}\n{row}"), "comma": (about, f"{header}\n{row.replace('.', ',')}")}
+    for name, (settings, rows) in bad.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "args.json").write_text(settings)
+        (tmp_path / name / "log.csv").write_text(rows)
+    common.compare([tmp_path / "nowhere", *(tmp_path / name for name in bad), good, good.parent / "compare.png"])
+    out, err = capsys.readouterr()
+    assert out.count("| fedsa") == 1 and err.count("is no run folder") == len(bad) + 1 == err.count("\n") and (good.parent / "compare.png").exists()

@@ -68,7 +68,7 @@ def start(script, words, folder):
     return subprocess.Popen([sys.executable, ROOT / f"{script}.py", *words, "--out", folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("script,words", [RUNS[2], RUNS[6]], ids=["fedtgp", "fedfm"])
+@pytest.mark.parametrize("script,words", [RUNS[6]], ids=["fedfm"])  # tests/soak.py does more
 def test_kill_9_at_any_moment(script, words, run, tmp_path):
     *_, whole = run(__import__(script), *words.split())
     process = start(script, [*words.split(), "--checkpoint-every", "1"], tmp_path / "killed")
@@ -147,7 +147,7 @@ def test_checkpoints_that_are_refused(run, finished, capsys, tmp_path, monkeypat
     torch.save([1, 2], path)
     says("is not a")
     for damage in (lambda held: held["nets"].pop(), lambda held: held["nets"][0].popitem(), lambda held: held.update(state=[]),
-                   lambda held: held["state"].__setitem__(0, torch.zeros(3, 3)), lambda held: held.update(counts=[])):
+                   lambda held: held["state"].__setitem__(0, torch.zeros(3, 3)), lambda held: held.update(images=0)):
         path.write_bytes(good)
         held = torch.load(path, weights_only=True)
         damage(held)
@@ -163,6 +163,43 @@ def test_a_finished_run_resumes_to_its_last_lines(run, finished):
     before = numbers(finished)
     _, text, folder = run(fedproto, "--resume", finished)
     assert folder == finished and "best prototype accuracy" in text and numbers(folder) == before
+
+
+def test_a_run_goes_on_only_with_its_own_images(run, tmp_path, capsys):
+    import fedplcc
+    from test_data import picture
+    for n in range(24):
+        for d in ("one", "two"):
+            picture(tmp_path / "data" / "set" / d / "train" / "ab"[n % 2] / f"{n}.png", colour=(n, n, 9))
+            picture(tmp_path / "data" / "set" / d / "test" / "ab"[n % 2] / f"{n}.png")
+    words = "--dataset set --partition domain --domain-fraction 3 --model resnet4 --local-epochs 1 --rounds 1 --no-plots".split()
+    *_, folder = run(fedplcc, *words, "--data", tmp_path / "data")
+    (tmp_path / "data" / "set" / "one" / "train" / "a" / "0.png").unlink()
+    refused(run, fedplcc, "--resume", folder)
+    assert "the images are others than the run's" in capsys.readouterr().err
+
+
+def test_a_log_that_vanishes_is_written_again(run, monkeypatch):
+    import fedproto
+    report = common.Run.report
+    monkeypatch.setattr(common.Run, "report", lambda self, t, *rest, **more: (t == 3 and (self.folder / "log.csv").unlink(), report(self, t, *rest, **more)))
+    *_, folder = run(fedproto, *"--subset 0.05 --clients 2 --rounds 4 --no-plots".split())
+    assert [row["round"] for row in log(folder)] == [1, 2, 3, 4]
+
+
+def test_pictures_that_a_resumed_run_missed_are_drawn(run, finished):
+    import fedproto
+    run(fedproto, "--resume", finished / "checkpoint.pt")
+    assert {path.name for path in finished.glob("*.png")} == {"partition.png", "curves.png", "features.png", "margins.png"}
+
+
+@pytest.mark.parametrize("redirect", ["| head -2", "> /dev/full", ">&-", "2>&-"])
+def test_output_that_nobody_reads(redirect, tmp_path):
+    done = subprocess.run(f"{sys.executable} {ROOT / 'fedproto.py'} --subset 0.05 --clients 2 --rounds 4 --no-plots --out {tmp_path} {redirect}", shell=True,
+                          capture_output=True, text=True, executable="/bin/bash")
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
+    if redirect.endswith("-"):
+        assert done.returncode == 0 and len(log(next(tmp_path.iterdir()))) == 4
 
 
 def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
