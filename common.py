@@ -1066,6 +1066,17 @@ def evaluate_global(net, tests, args, t, own=()):
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442", "#999999", "#882255"]
 
 
+def new_folder(args):
+    """Make <out>/<script>-<dataset>-s<seed>, with a number added where that is taken."""
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    name = f"{args.script}-{args.dataset.replace('/', '_')}-s{args.seed}"
+    for number in itertools.count(1):
+        folder = Path(args.out, name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+
+
 class Run:
     """One run's folder, its log, its printed lines, its pictures and its checkpoints.
 
@@ -1083,17 +1094,8 @@ class Run:
         Run.current = self
         if RANK > 0:
             return
-        name = f"{args.script}-{args.dataset.replace('/', '_')}-s{args.seed}"
         try:
-            if args.resume:
-                self.folder = Path(args.resume)
-            else:
-                Path(args.out).mkdir(parents=True, exist_ok=True)
-            for number in itertools.count(1) if not args.resume else ():
-                self.folder = Path(args.out, name if number == 1 else f"{name}-{number}")
-                with contextlib.suppress(FileExistsError):
-                    self.folder.mkdir()
-                    break
+            self.folder = Path(args.resume) if args.resume else new_folder(args)
             if not (self.folder / "args.json").exists():
                 about = {"script": args.script, "headline": headline, "select": select, **settings(args)}
                 (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
@@ -1168,7 +1170,7 @@ class Run:
 
     def draw_features(self, t, name=""):
         """features.png and margins.png of this process's clients after round t."""
-        prototypes, net = self.state[0], self.modules.get("net")
+        prototypes, net = self.state[0] if self.state else None, self.modules.get("net")
         clients = [client for client in self.clients if client.net is not None or net is not None]
         groups = ({name: (net, data) for name, data in self.tests.items()} if self.tests else
                   {f"client {c.id}": (c.net, c.test) for c in sorted(clients, key=lambda c: -len(c.test.y))[:6] if len(c.test.y)})
@@ -1205,17 +1207,19 @@ class Run:
         for name, value in extra.items():
             if not math.isfinite(value):
                 sys.exit(f"{name} is {value} in round {t}: lower --lr {self.args.lr:g}")
-        row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()}, "loss": float(torch.stack(list(losses)).mean()) if len(losses) else math.nan,
+        loss = float(torch.stack(list(losses)).mean()) if len(losses) else math.nan
+        row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()}, "loss": loss,
                "up": sum(up.values()), "down": sum(down.values()), **{f"up_{k}": v for k, v in up.items() if len(up) > 1},
                **{f"down_{k}": v for k, v in down.items() if len(down) > 1}, "seconds": round(time.time() - self.began, 3), **extra}
         self.state = state
         with uninterrupted():
             self.rows.append(row)
             self.write_log()
-            every = self.args.checkpoint_every
-            if every and (t % every == 0 or t == self.args.rounds or time.time() - self.kept > 30):
+            every, plots, last = self.args.checkpoint_every, self.args.plot_every, t == self.args.rounds
+            late = RANKS == 1 and time.time() - self.kept > 30  # ranks save together, and their clocks may disagree
+            if every and (t % every == 0 or last or late):
                 self.save(t, state)
-            if self.folder and not self.args.no_plots and self.args.plot_every and t % self.args.plot_every == 0 and t < self.args.rounds:
+            if self.folder and not self.args.no_plots and plots and t % plots == 0 and not last:
                 self.draw_features(t, f"-{t:04}")
         left = sum(r["seconds"] for r in self.rows) / t * (self.args.rounds - t)
         ordered = sorted(scores.items(), key=lambda item: item[0] != self.headline)
@@ -1417,7 +1421,9 @@ def plot_features(plt, groups, prototypes, classes, t, args, most=900):
     axis.scatter(*flat[len(z):].T, s=170, marker="*", c=[colour[k] for k in c], edgecolors="black", linewidths=0.9, zorder=3)
     handles = [plt.Line2D([], [], linestyle="", marker="s", color=colour[k], label=str(args.class_names[k])[:16]) for k in shown]
     handles += [plt.Line2D([], [], linestyle="", marker=m, color="grey", label=name[:16]) for name, m in zip(groups, itertools.cycle(markers))]
-    handles += [plt.Line2D([], [], linestyle="", marker="*", color="white", markeredgecolor="black", markersize=12, label="server's prototypes")] * (len(G) > 0)
+    if len(G):
+        handles.append(plt.Line2D([], [], linestyle="", marker="*", color="white", markeredgecolor="black", markersize=12,
+                                  label="server's prototypes"))
     axis.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
     of = f"{len(shown)} of {args.classes} classes" if len(shown) < args.classes else f"{args.classes} classes"
     axis.set(xticks=[], yticks=[], xlabel=f"{how} of {len(z)} test features and {len(G)} prototypes, {of}",
@@ -1532,7 +1538,8 @@ def compare(folders):
             rounds.append(len(log["round"]))
             seconds.append(np.median(log["seconds"]))
         spread = [f"{np.mean(v):.2f}" + (f" ± {np.std(v, ddof=1):.2f}" if len(v) > 1 else "") if v else "" for v in (best, final)]
-        lines.append([about["script"], about["dataset"], f"{partition_name(argparse.Namespace(**about))}, {about['model']}", changed, len(runs), *spread,
+        setting = f"{partition_name(argparse.Namespace(**about))}, {about['model']}"
+        lines.append([about["script"], about["dataset"], setting, changed, len(runs), *spread,
                       "-".join(map(str, sorted({min(rounds), max(rounds)}))), short(np.mean(traffic)) if traffic else "", f"{np.mean(seconds):.2f}"])
         label = f"{about['script']} {changed}".strip()
         labels.append(label if len({a["dataset"] for a in abouts}) == 1 else f"{about['dataset']}: {label}")
@@ -1691,8 +1698,8 @@ def make_parser(script, doc, defaults, method_flags):
     return parser
 
 
-NOT_SETTINGS = {"device", "workers", "no_graph", "checkpoint", "checkpoint_every", "resume", "plot_every", "out", "no_plots", "trials", "published", "classes", "class_names", "counts", "client_domains", "fingerprint",
-                "script", "data"}
+NOT_SETTINGS = set("data device workers no_graph trials out resume checkpoint_every plot_every no_plots script checkpoint published "
+                   "classes class_names counts client_domains fingerprint".split())
 
 
 def settings(args, skip=()):
