@@ -1082,12 +1082,13 @@ class Run:
 
     `run.start(state)` gives the state to begin with, `for t in run.rounds():` the rounds to go, `run.report(t, ...)` ends each one.
     The best round is the one with the largest `select`, a column of the log. Besides the state, a checkpoint holds the
-    clients' own models and the modules named here. For the pictures, the state begins with the prototypes or anchors, and a
-    global method names its model `net` and gives its `tests`, {domain: Samples}."""
+    clients' own models and the modules named here. For the pictures, the state begins with the server's prototypes or
+    anchors (`guides` is their name there), and a global method names its model `net` and gives its `tests`, {domain: Samples}."""
 
     current = None  # for the words after Ctrl-C
 
-    def __init__(self, args, headline, clients, select="accuracy", tests=None, **modules):
+    def __init__(self, args, headline, clients, select="accuracy", tests=None, guides="prototypes", **modules):
+        args.guides = guides
         self.args, self.headline, self.select, self.clients, self.tests, self.modules = args, headline, select, clients, tests, modules
         self.rows = []
         self.columns, self.folder, self.saved = None, None, 0  # rank 0 alone writes; the last round in a checkpoint
@@ -1423,10 +1424,10 @@ def plot_features(plt, groups, prototypes, classes, t, args, most=900):
     handles += [plt.Line2D([], [], linestyle="", marker=m, color="grey", label=name[:16]) for name, m in zip(groups, itertools.cycle(markers))]
     if len(G):
         handles.append(plt.Line2D([], [], linestyle="", marker="*", color="white", markeredgecolor="black", markersize=12,
-                                  label="server's prototypes"))
+                                  label=f"server's {args.guides}"))
     axis.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small")
     of = f"{len(shown)} of {args.classes} classes" if len(shown) < args.classes else f"{args.classes} classes"
-    axis.set(xticks=[], yticks=[], xlabel=f"{how} of {len(z)} test features and {len(G)} prototypes, {of}",
+    axis.set(xticks=[], yticks=[], xlabel=f"{how} of {len(z)} test features and {len(G)} {args.guides}, {of}",
              title=f"{args.script} on {args.dataset}, {partition_name(args)}: features after round {t}")
     return figure
 
@@ -1459,7 +1460,7 @@ def plot_margins(plt, clients, prototypes, classes, t, args):
     values = [best, mean]
     if len(classes):
         values.append(margins(prototypes, classes, C))
-        axis.plot(x, values[-1], "*", color=COLOURS[0], markersize=12, label="server's prototypes")
+        axis.plot(x, values[-1], "*", color=COLOURS[0], markersize=12, label=f"server's {args.guides}")
     values = np.concatenate(values)
     values = values[np.isfinite(values) & (values > 0)]
     log = len(values) and values.max() > 20 * values.min()
@@ -1526,7 +1527,7 @@ def compare(folders):
     for about, runs in zip(abouts, groups.values()):
         siblings = [other for other in abouts if (other["script"], other["dataset"]) == (about["script"], about["dataset"])]
         differing = [k for k in about if k not in ("seed", "eval_every") and any(other.get(k) != about[k] for other in siblings)]
-        changed = " ".join(f"--{k.replace('_', '-')} {about[k]}" for k in differing)
+        changed = " ".join(f"--{k.replace('_', '-')}" + (f" {about[k]}" if about[k] is not True else "") for k in differing if about[k] is not False)
         best, final, rounds, traffic, seconds = [], [], [], [], []
         for other, log in runs.values():
             scored = np.flatnonzero(~np.isnan(log["accuracy"]))
@@ -1565,9 +1566,11 @@ def compare(folders):
     axes[1].set(xlabel="numbers sent up and down, all clients", ylabel="test accuracy (%)", title="accuracy over traffic")
     if any((line.get_xdata() > 0).any() for line in axes[1].lines):
         axes[1].set_xscale("log")
+        axes[1].xaxis.set_major_formatter(plt.matplotlib.ticker.EngFormatter())
+        axes[1].xaxis.set_minor_formatter(plt.matplotlib.ticker.NullFormatter())
     for axis in axes:
         axis.grid(alpha=0.25)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize="small", frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small", frameon=False)
     path = parents[0] / "compare.png"
     try:
         with warnings.catch_warnings():
@@ -1699,7 +1702,7 @@ def make_parser(script, doc, defaults, method_flags):
 
 
 NOT_SETTINGS = set("data device workers no_graph trials out resume checkpoint_every plot_every no_plots script checkpoint published "
-                   "classes class_names counts client_domains fingerprint".split())
+                   "classes class_names counts client_domains fingerprint guides".split())
 
 
 def settings(args, skip=()):

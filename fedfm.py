@@ -158,7 +158,7 @@ def main(args):
     if args.model_every > 1:
         for client in deal_out(clients):
             client.net = copy.deepcopy(net)
-    run = Run(args, "test", clients, "acc_validation" if own else "accuracy", tests, net=net)
+    run = Run(args, "test", clients, "acc_validation" if own else "accuracy", tests, "anchors", net=net)
     C, D, size = args.classes, args.feature_dim, model_size(net)
     anchor_size = D + (args.aggregate == "weighted")  # with its count
     anchors, present, apart = run.start(torch.zeros(C, D, device=args.device), torch.zeros(C, dtype=torch.bool, device=args.device), [])

@@ -142,7 +142,7 @@ def client_update(client, start, anchors, t, args):
 def main(args):
     clients, net, tests = make_federation(args)
     server = seeded(lambda: make_server(args), args.seed, "server").to(args.device)
-    run = Run(args, "test", clients, tests=tests, net=net, server=server)
+    run = Run(args, "test", clients, tests=tests, guides="anchors", net=net, server=server)
     anchors = run.start(None)
     size, extra = model_size(net), {}
 

@@ -196,7 +196,7 @@ def main(args):
         down = dict(models=size * len(chosen), prototypes=len(chosen) * len(prototypes[0]) * (D + 1) if prototypes else 0)
         mean = ModelMean(net)
         reported, uploads = for_each_client(lambda client: client_update(client, net, prototypes, t, args), chosen, args, t, mean)
-        if not reported:
+        if not reported:  # all have failed: the server keeps what it has
             run.report(t, evaluate_global(net, tests, args, t), [], dict(models=0, prototypes=0), down, prototypes)
             continue
         uploads, losses = zip(*uploads)

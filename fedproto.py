@@ -7,11 +7,12 @@ prototype of their class, so that all clients come to mean the same thing by "cl
 data or weights.
 
 One round:
-  1. the server sends the global prototypes down, from round 2 on   C·D numbers to each participant
+  1. the server sends the global prototypes down (of the classes seen so far)   C·D numbers to each participant
   2. each participant trains on its data: cross-entropy + λ · distance of each feature to its class's prototype (Eq. 4)
   3. each computes its class means with the trained model (Eq. 2) and sends them with their counts up   C_i·(D + 1)
   4. the server takes their mean, weighted by the counts (Eq. 3)
-Prediction: the class of the nearest global prototype; the classifier is evaluated in the same pass.
+(C classes, C_i of them at client i, D features.) Prediction: the class of the nearest global prototype; the classifier is
+evaluated in the same pass.
 
 Where the papers leave a choice:
   [choice] φ and λ. The papers say Euclidean distance and λ = 0.1, the authors' code takes the mean squared error and
@@ -143,17 +144,18 @@ def main(args):
     prototypes, present = run.start(torch.zeros(args.classes, args.feature_dim, device=args.device),
                                     torch.zeros(args.classes, dtype=torch.bool, device=args.device))
 
-    for t in run.rounds():
+    for t in run.rounds():  # `present`: classes that have a global prototype; `reported`: clients whose upload arrived
         chosen = participants(t, clients, args)
-        down = len(chosen) * present.sum() * args.feature_dim
-        reported, uploads = for_each_client(lambda client: client_update(client, prototypes, present, t, args), chosen, args, t)
-        if not reported:
+        down = len(chosen) * present.sum() * args.feature_dim                                     # step 1
+        reported, uploads = for_each_client(                                                     # steps 2 and 3
+            lambda client: client_update(client, prototypes, present, t, args), chosen, args, t)
+        if not reported:  # all have failed: the server keeps what it has
             run.report(t, evaluate_personal(clients, prototypes, present, args, t), [], 0, down, prototypes, present)
             continue
         local, counts, losses = map(torch.stack, zip(*uploads))
         held = counts > 0
         up = held.sum() * (args.feature_dim + (args.aggregate == "weighted"))
-        mean, seen = weighted_mean(local, counts if args.aggregate == "weighted" else held.float())  # Eq. 3
+        mean, seen = weighted_mean(local, counts if args.aggregate == "weighted" else held.float())  # step 4: Eq. 3
         prototypes, present = torch.where(seen.unsqueeze(1), mean, prototypes), present | seen
         run.report(t, evaluate_personal(clients, prototypes, present, args, t), losses, up, down, prototypes, present)
     return run.finish()

@@ -170,7 +170,7 @@ def client_update(client, anchors, margin, t, args):
 
 def main(args):
     clients = make_clients(args)
-    run = Run(args, "classifier", clients)
+    run = Run(args, "classifier", clients, guides="anchors")
     anchors, own = run.start(seeded(lambda: make_anchors(args), args.seed, "anchors").to(args.device),
                              torch.zeros(len(clients), device=args.device))  # own: d_i of each client's latest prototypes
     everyone = torch.ones(args.classes, dtype=torch.bool, device=args.device)
@@ -180,7 +180,7 @@ def main(args):
         down = len(chosen) * anchors.numel()
         margins = torch.maximum(average_margin(anchors, everyone), own)                           # d* = max(d_global, d_i)
         reported, uploads = for_each_client(lambda client: client_update(client, anchors, margins[client.id], t, args), chosen, args, t)
-        if not reported:
+        if not reported:  # all have failed: the server keeps what it has
             run.report(t, evaluate_personal(clients, anchors, everyone, args, t), [], 0, down, anchors, own)
             continue
         local, counts, losses = map(torch.stack, zip(*uploads))

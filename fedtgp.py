@@ -205,7 +205,7 @@ def main(args):
         chosen = participants(t, clients, args)
         down = len(chosen) * present.sum() * args.feature_dim
         reported, uploads = for_each_client(lambda client: client_update(client, prototypes, present, t, args), chosen, args, t)
-        if not reported:
+        if not reported:  # all have failed: the server keeps what it has
             run.report(t, evaluate_personal(clients, prototypes, present, args, t), [], 0, down, prototypes, present)
             continue
         local, counts, losses = map(torch.stack, zip(*uploads))

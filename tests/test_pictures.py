@@ -58,7 +58,7 @@ def test_many_classes_few_images_and_no_prototypes(tmp_path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     net = types.SimpleNamespace(eval=lambda: None, features=lambda x: x.float().flatten(1), feature_dim=12)
-    args = types.SimpleNamespace(classes=100, class_names=[f"class {c}" for c in range(100)], script="fedsa", dataset="x", partition="iid", seed=0, beta=1,
+    args = types.SimpleNamespace(classes=100, class_names=[f"class {c}" for c in range(100)], script="fedsa", dataset="x", partition="iid", seed=0, guides="anchors", beta=1,
                                  classes_per_client=1, dominant_share=1, missing=1)
     for n in (1, 3, 300):
         x, y = torch.randint(0, 255, (n, 3, 2, 2)).float(), torch.arange(n) % 100
