@@ -91,7 +91,7 @@ common.launch(fedproto.main, "", fedproto.PRESETS, fedproto.PAPER, fedproto.meth
 
 
 @pytest.mark.parametrize("module", SCRIPTS, ids=named)
-@pytest.mark.parametrize("words", ["--workers 1", "--eval-every 2", "--device cpu --workers 3"])
+@pytest.mark.parametrize("words", ["--workers 1", "--eval-every 2"])
 def test_what_must_not_change_a_result(module, words, run):
     *_, a = run(module, *SMALL, "--workers", 2)
     *_, b = run(module, *SMALL, *words.split())
@@ -120,7 +120,7 @@ def test_switches_and_corners(module, words, run):
     assert 0 <= results[0]["final"] <= results[0]["best"] <= 100
 
 
-@pytest.mark.parametrize("module,model", [(fedproto, "htfe8"), (fedtgp, "htcnn8"), (fedsa, "htfe3"), (fedsa, "res34-htc4")])
+@pytest.mark.parametrize("module,model", [(fedproto, "htfe8"), (fedtgp, "htcnn8")])
 def test_heterogeneous_models(module, model, run):
     results, *_ = run(module, "--subset", 0.01, "--clients", 8, "--rounds", 1, "--model", model, "--no-plots", "--batch-size", 4)
     assert np.isfinite(results[0]["final"])
@@ -252,4 +252,4 @@ def test_random_command_lines_run_or_say_what_is_wrong(capsys):
     """A sample of what tests/soak.py does at length."""
     from soak import fuzz
     with capsys.disabled():
-        assert fuzz(60, seed=7, verbose=False) == 0
+        assert fuzz(40, seed=7, verbose=False) == 0
