@@ -936,7 +936,7 @@ def for_each_client(update, clients, args, t, mean=None):
         if result[-1].ndim == 0 and not math.isfinite(result[-1]):
             sys.exit(f"client {client.id}'s loss is {float(result[-1])} in round {t}: lower --lr {args.lr:g} or the weights of "
                      "the method's own losses")
-        reason = refusal([part for part in result if getattr(part, "ndim", 1)], args)
+        reason = refusal([part for part in result if getattr(part, "ndim", 1)], args, mean)
         if mean is not None:
             if not reason:
                 mean.add(result[0].state_dict(), len(client.train.y))
@@ -965,13 +965,16 @@ def for_each_client(update, clients, args, t, mean=None):
     return [client for client in clients if client.id in results], [results[client.id] for client in clients if client.id in results]
 
 
-def refusal(upload, args):
-    """Why the server cannot use what a client sent, or "". Models and prototypes must be finite, prototypes (C, D), and what
-    goes with each of them (counts) not negative; in a tuple (clusters) there may be any number of prototypes."""
-    for part in upload:
-        if isinstance(part, nn.Module):
-            if not torch.stack([v.isfinite().all() for v in part.state_dict().values()]).all():
-                return "NaN or Inf in its model"
+def refusal(upload, args, mean=None):
+    """Why the server cannot use what a client sent, or "". Models must have the shapes of `mean`, models and prototypes be
+    finite, prototypes (C, D), and what goes with each of them (counts) not negative; in a tuple (clusters) there may be any
+    number of prototypes."""
+    if mean is not None:
+        state = upload[0].state_dict()
+        if {name: v.shape for name, v in state.items()} != {name: v.shape for name, v in mean.sum.items()}:
+            return "its model has other shapes"
+        if not torch.stack([v.isfinite().all() for v in state.values()]).all():
+            return "NaN or Inf in its model"
     clusters = [part for part in upload if isinstance(part, tuple)]
     vectors = clusters[0] if clusters else [part for part in upload if isinstance(part, torch.Tensor)]
     if vectors:
