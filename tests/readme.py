@@ -8,6 +8,7 @@ Commands on data that is not there are named and left out.
 import argparse
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,7 @@ def main():
             source = source.replace(*("\n".join(line[1:] for line in hunk.splitlines() if line[:1] in sign) for sign in (" -", " +")))
         for path in [*ROOT.glob("*.py"), ROOT / "tests"]:
             Path(folder, path.name).symlink_to(path)
+        shutil.copytree(ROOT / ".github", Path(folder, ".github"))
         Path(folder, "fedcon.py").write_text(source)
         Path(folder, "data").symlink_to(args.data.resolve())
         for command in commands(text):
