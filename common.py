@@ -2,7 +2,8 @@
 
 No method lives here. The sections follow the order in which data flows:
 
-    randomness -> datasets -> partitions -> models -> local training -> evaluation -> run folder -> command line
+    randomness, processes -> datasets -> partitions -> models -> local training, CUDA graphs, clients side by side -> evaluation
+    -> run folder, pictures, comparing runs -> command line
 
 Shapes in docstrings: N images, K clients, C classes, D features, B images in a batch.
 """
@@ -727,14 +728,15 @@ def sgd_step(module, loss, lr, momentum=0.0, weight_decay=0.0, sent=()):
     replayed, also in later rounds. A replay repeats the very first call on the tensors' new values, so a loss must take
     every tensor that changes or is given up between rounds from its arguments or the module."""
     module.train()
-    graphs = CAPTURED.get(module) if capturable(module) else None
+    graphed = capturable(module)
+    graphs = CAPTURED.get(module) if graphed else None
     if graphs and shapes(graphs.sent) == shapes(sent):
         forget_momentum(graphs.optimizer)
         overwrite(graphs.sent, sent)
     else:
-        graphs = Graphs(torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay, fused=True),
-                        [value.clone() for value in sent] if capturable(module) else sent, {})
-        if capturable(module):
+        optimizer = torch.optim.SGD(module.parameters(), lr, momentum, weight_decay=weight_decay, fused=True)
+        graphs = Graphs(optimizer, [value.clone() for value in sent], {})
+        if graphed:
             CAPTURED[module] = graphs
 
     def eager(*batch):
@@ -745,120 +747,16 @@ def sgd_step(module, loss, lr, momentum=0.0, weight_decay=0.0, sent=()):
         return value.detach()
 
     def step(*batch):
-        if not capturable(module):
-            return eager(*batch)
         shape = tuple(shapes(batch))
-        if shape not in graphs.steps:
-            graphs.steps[shape] = record(module, graphs.optimizer, eager, batch)
-        held, replay, value = graphs.steps[shape]
-        if replay is None:
+        if graphed and GRAPHS and shape not in graphs.steps:
+            graphs.steps[shape] = record(module, graphs.optimizer, eager, batch)  # turns GRAPHS off where it fails
+        if not (graphed and GRAPHS):
             return eager(*batch)
+        held, replay, value = graphs.steps[shape]
         overwrite(held, batch)
         replay()
         return value.clone()
     return step
-
-
-# CUDA graphs: launching a small model's some hundred kernels one by one takes longer than running them.
-
-class Graphs(NamedTuple):
-    optimizer: torch.optim.Optimizer
-    sent: list   # the memory that replays read; overwritten in each round
-    steps: dict  # shapes of a batch -> the batch's memory, the replaying function (None: not possible), the loss's memory
-
-
-GRAPHS = True                           # --no-graph
-CAPTURED = weakref.WeakKeyDictionary()  # module -> its Graphs, as long as the module lives
-CAPTURING = threading.Lock()            # torch allows one capture at a time
-STREAMS = [threading.Lock() for _ in range(31)]  # torch has 32 streams: one for each of these, one for the main thread
-
-
-def capturable(module):
-    """Whether a module's steps become CUDA graphs; before torch 2.7 a replay could not run beside a capture."""
-    return GRAPHS and next(module.parameters()).is_cuda and torch.__version__ >= (2, 7)
-
-
-def record(module, optimizer, eager, batch):
-    """Capture eager(*batch) on a copy of the batch -> (the copy, the replaying function, the loss's memory); the module's
-    weights and buffers and the optimizer's momentum stay as they are."""
-    global GRAPHS
-    batch = [value.clone() for value in batch]
-    momentum = [state.get("momentum_buffer") for state in optimizer.state.values()]
-    kept = [value for value in (*module.state_dict().values(), *momentum) if value is not None]
-    before = [value.clone() for value in kept]
-    fresh = not optimizer.state
-    replay = value = None
-    with CAPTURING:
-        for _ in range(2):  # warm up: kernels are loaded, libraries and momentum get their memory
-            eager(*batch)
-        if batch and batch[0].is_cuda and torch.cuda.mem_get_info()[0] < torch.cuda.mem_get_info()[1] / 4:
-            torch.cuda.empty_cache()  # what earlier graphs held is given back only on request
-        try:
-            replay, value = capture(lambda: eager(*batch))
-        except RuntimeError as error:
-            if GRAPHS:
-                print(f"note: a step cannot be captured as a CUDA graph, going on without graphs ({first_line(error.__context__ or error)})")
-            GRAPHS = False
-    overwrite(kept, before)
-    if fresh:
-        forget_momentum(optimizer)
-    return batch, replay, value
-
-
-def capture(run):
-    """Record what run() launches, without running it -> (a function that launches it all, what run() returned)."""
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")  # the other clients' threads may go on meanwhile
-    try:
-        value = run()
-    finally:
-        graph.capture_end()
-    return graph.replay, value
-
-
-def forget_momentum(optimizer):
-    for state in optimizer.state.values():
-        if state.get("momentum_buffer") is not None:
-            state["momentum_buffer"].zero_()
-
-
-def shapes(tensors):
-    return [(value.shape, value.dtype) for value in tensors]
-
-
-def overwrite(held, new):
-    for old, value in zip(held, new):
-        old.copy_(value)
-
-
-@functools.cache
-def cuda_stream(device, number):
-    """CUDA stream `number`, -1 for the main thread's; None on other devices. A client's graph is captured and replayed on
-    one and the same stream: graphs captured on a stream share a workspace, which two of them must not use at once."""
-    return torch.cuda.Stream(device) if device.startswith("cuda") else None
-
-
-@contextlib.contextmanager
-def threads(number, start=None):
-    """A pool of threads that is given up at once when the block is left by Ctrl-C or an error."""
-    pool = ThreadPoolExecutor(number, initializer=start)
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def workers(args):
-    """A pool of args.workers threads, each with one torch thread and on the CUDA stream of the caller."""
-    stream = torch.cuda.current_stream(args.device) if args.device.startswith("cuda") else None
-
-    def start():
-        torch.set_num_threads(1)
-        if stream:
-            torch.cuda.set_stream(stream)
-    return threads(args.workers, start)
 
 
 def augment(x, rng):
@@ -903,6 +801,113 @@ class ModelMean:
 def model_size(net):
     """How many numbers travel with a model: its trainable weights (as the papers count)."""
     return sum(p.numel() for p in net.parameters())
+
+
+# --------------------------------------------------------------------------------------------------- CUDA graphs
+# Launching a small model's some hundred kernels one by one takes longer than running them.
+
+class Graphs(NamedTuple):
+    optimizer: torch.optim.Optimizer
+    sent: list   # the memory that replays read; overwritten in each round
+    steps: dict  # shapes of a batch -> the batch's memory, the replaying function, the loss's memory
+
+
+GRAPHS = True                           # --no-graph
+CAPTURED = weakref.WeakKeyDictionary()  # module -> its Graphs, as long as the module lives
+CAPTURING = threading.Lock()            # torch allows one capture at a time
+
+
+def capturable(module):
+    """Whether a module's steps become CUDA graphs; before torch 2.7 a replay could not run beside a capture."""
+    return GRAPHS and next(module.parameters()).is_cuda and torch.__version__ >= (2, 7)
+
+
+def record(module, optimizer, eager, batch):
+    """Capture eager(*batch) on a copy of the batch -> (the copy, the replaying function, the loss's memory); the module's
+    weights and buffers and the optimizer's momentum stay as they are."""
+    global GRAPHS
+    batch = [value.clone() for value in batch]
+    momentum = [state.get("momentum_buffer") for state in optimizer.state.values()]
+    kept = [value for value in (*module.state_dict().values(), *momentum) if value is not None]
+    before = [value.clone() for value in kept]
+    fresh = not optimizer.state
+    replay = value = None
+    with CAPTURING:
+        for _ in range(2):  # warm up: kernels are loaded, libraries and momentum get their memory
+            eager(*batch)
+        if kept[0].is_cuda and torch.cuda.mem_get_info()[0] < torch.cuda.mem_get_info()[1] / 4:
+            torch.cuda.empty_cache()  # what earlier graphs held is given back only on request
+        try:
+            replay, value = capture(lambda: eager(*batch))
+        except RuntimeError as error:
+            if GRAPHS:
+                print(f"note: a step cannot be captured as a CUDA graph, going on without graphs ({first_line(error.__context__ or error)})")
+            GRAPHS = False
+    overwrite(kept, before)
+    if fresh:
+        forget_momentum(optimizer)
+    return batch, replay, value
+
+
+def capture(run):
+    """Record what run() launches, without running it -> (a function that launches it all, what run() returned)."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")  # the other clients' threads may go on meanwhile
+    try:
+        value = run()
+    finally:
+        graph.capture_end()
+    return graph.replay, value
+
+
+def forget_momentum(optimizer):
+    for state in optimizer.state.values():
+        if state.get("momentum_buffer") is not None:
+            state["momentum_buffer"].zero_()
+
+
+def shapes(tensors):
+    return [(value.shape, value.dtype) for value in tensors]
+
+
+def overwrite(held, new):
+    for old, value in zip(held, new):
+        old.copy_(value)
+
+
+# ------------------------------------------------------------------------------------------ clients side by side
+
+STREAMS = [threading.Lock() for _ in range(31)]  # torch has 32 streams: one for each of these, one for the main thread
+
+
+@functools.cache
+def cuda_stream(device, number):
+    """CUDA stream `number`, -1 for the main thread's; None on other devices. A client's graph is captured and replayed on
+    one and the same stream: graphs captured on a stream share a workspace, which two of them must not use at once."""
+    return torch.cuda.Stream(device) if device.startswith("cuda") else None
+
+
+@contextlib.contextmanager
+def threads(number, start=None):
+    """A pool of threads that is given up at once when the block is left by Ctrl-C or an error."""
+    pool = ThreadPoolExecutor(number, initializer=start)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def workers(args):
+    """A pool of args.workers threads, each with one torch thread and on the CUDA stream of the caller."""
+    stream = torch.cuda.current_stream(args.device) if args.device.startswith("cuda") else None
+
+    def start():
+        torch.set_num_threads(1)
+        if stream:
+            torch.cuda.set_stream(stream)
+    return threads(args.workers, start)
 
 
 def for_each_client(update, clients, args, t, mean=None):
@@ -989,6 +994,12 @@ def refusal(upload, args, mean=None):
     return ""
 
 
+def side_by_side(function, items, args):
+    """`[function(item) for item in items]` on args.workers single-threaded workers, without gradients; item k on rank k mod n."""
+    with workers(args) as pool:
+        return gather(list(pool.map(torch.no_grad()(function), deal_out(items))), args.device)
+
+
 # ---------------------------------------------------------------------------------------------------- evaluation
 
 @torch.no_grad()
@@ -1013,12 +1024,6 @@ def nearest_prototype(z, prototypes, present):
     known = present.unsqueeze(1).to(z.dtype)
     centre = (prototypes * known).sum(0) / known.sum().clamp(min=1)  # cdist multiplies matrices: near the origin their difference keeps its digits
     return torch.cdist(z - centre, prototypes - centre).masked_fill(~present, math.inf).argmin(1)
-
-
-def side_by_side(function, items, args):
-    """`[function(item) for item in items]` on args.workers single-threaded workers, without gradients; item k on rank k mod n."""
-    with workers(args) as pool:
-        return gather(list(pool.map(torch.no_grad()(function), deal_out(items))), args.device)
 
 
 def evaluate_personal(clients, prototypes, present, args, t):
@@ -1187,7 +1192,7 @@ class Run:
             G = prototypes[classes]
         if groups:
             self.plot(plot_features, f"features{name}.png", groups, G, classes, t, self.args)
-        self.plot(plot_margins, f"margins{name}.png", [(client.net or net, client.train) for client in clients], G, classes, t, self.args)
+        self.plot(plot_margins, f"margins{name}.png", [(net or client.net, client.train) for client in clients], G, classes, t, self.args)
 
     def rounds(self):
         """Yield the rounds to go, up to args.rounds; afterwards draw the pictures."""
@@ -1496,7 +1501,7 @@ def cluster_quality(net, tests, args, most=2000):
     return f"features of {len(y)} test images: NMI {normalized_mutual_info_score(y, found):.3f}, silhouette {silhouette:.3f}"
 
 
-# -------------------------------------------------------------------------------------------------- comparing runs
+# ------------------------------------------------------------------------------------------------ comparing runs
 
 def read_run(folder):
     """(settings, {column: array}) of a run folder."""

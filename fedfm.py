@@ -154,11 +154,11 @@ def client_update(client, start, anchors, present, lam, t, args):
 
 def main(args):
     clients, net, tests = make_federation(args, args.validation, **NORMALISE.get(args.dataset, {}))
-    own = [client.test for client in clients if len(client.test.y)]  # validation images
+    validation = [client.test for client in clients if len(client.test.y)]
     if args.model_every > 1:
         for client in deal_out(clients):
             client.net = copy.deepcopy(net)
-    run = Run(args, "test", clients, "acc_validation" if own else "accuracy", tests, "anchors", net=net)
+    run = Run(args, "test", clients, "acc_validation" if validation else "accuracy", tests=tests, guides="anchors", net=net)
     C, D, size = args.classes, args.feature_dim, model_size(net)
     anchor_size = D + (args.aggregate == "weighted")  # with its count
     anchors, present, apart = run.start(torch.zeros(C, D, device=args.device), torch.zeros(C, dtype=torch.bool, device=args.device), [])
@@ -196,7 +196,7 @@ def main(args):
             means, counts = map(torch.stack, lite)
             anchors, present = aggregate_anchors(means, counts, anchors, present, args.aggregate)  # Eq. 9
             up["anchors"] += counts.count_nonzero() * anchor_size
-        run.report(t, evaluate_global(net, tests, args, t, own), losses, up, down, anchors, present, apart)
+        run.report(t, evaluate_global(net, tests, args, t, validation), losses, up, down, anchors, present, apart)
     print(cluster_quality(net, tests, args))
     return run.finish()
 

@@ -146,16 +146,15 @@ def main(args):
 
     for t in run.rounds():  # `present`: classes that have a global prototype; `reported`: clients whose upload arrived
         chosen = participants(t, clients, args)
-        down = len(chosen) * present.sum() * args.feature_dim                                     # step 1
-        reported, uploads = for_each_client(                                                     # steps 2 and 3
-            lambda client: client_update(client, prototypes, present, t, args), chosen, args, t)
+        down = len(chosen) * present.sum() * args.feature_dim
+        reported, uploads = for_each_client(lambda client: client_update(client, prototypes, present, t, args), chosen, args, t)
         if not reported:  # all have failed: the server keeps what it has
             run.report(t, evaluate_personal(clients, prototypes, present, args, t), [], 0, down, prototypes, present)
             continue
         local, counts, losses = map(torch.stack, zip(*uploads))
         held = counts > 0
         up = held.sum() * (args.feature_dim + (args.aggregate == "weighted"))
-        mean, seen = weighted_mean(local, counts if args.aggregate == "weighted" else held.float())  # step 4: Eq. 3
+        mean, seen = weighted_mean(local, counts if args.aggregate == "weighted" else held.float())  # Eq. 3
         prototypes, present = torch.where(seen.unsqueeze(1), mean, prototypes), present | seen
         run.report(t, evaluate_personal(clients, prototypes, present, args, t), losses, up, down, prototypes, present)
     return run.finish()

@@ -81,6 +81,7 @@ def test_a_capture_in_the_middle_of_a_round_keeps_weights_and_momentum(monkeypat
     """Another shape of batch is met when momentum is already under way."""
     x, ends = [torch.randn(n, 3) for n in (8, 8, 5, 8, 5)], []
     for captured in (False, True):
+        monkeypatch.setattr(common, "GRAPHS", True)
         monkeypatch.setattr(common, "capturable", lambda module: captured)
         monkeypatch.setattr(common, "capture", fake_capture)
         torch.manual_seed(0)
