@@ -1099,7 +1099,7 @@ class Run:
         args.guides = guides
         self.args, self.headline, self.select, self.clients, self.tests, self.modules = args, headline, select, clients, tests, modules
         self.rows = []
-        self.columns, self.folder, self.saved = None, None, 0  # rank 0 alone writes; the last round in a checkpoint
+        self.folder, self.saved = None, 0  # rank 0 alone writes; the last round in a checkpoint
         Run.current = self
         if RANK > 0:
             return
@@ -1238,20 +1238,16 @@ class Run:
               f"up {short(row['up'])}  down {short(row['down'])}  {row['seconds']:.2f} s  left {clock(left)}", flush=True)
 
     def write_log(self):
-        """Add the last row to log.csv; write all of it where it must have other columns or is another run's."""
+        """log.csv, written to another file first, so that there is always a complete one."""
         if not self.folder:
             return
         path, columns = self.folder / "log.csv", list(dict.fromkeys(name for row in self.rows for name in row))
-        ours = len(self.rows) > 1 and columns == self.columns and path.exists()
-        self.columns = columns
         try:
-            with open(path if ours else path.with_suffix(".tmp"), "a" if ours else "w", newline="") as file:
+            with open(path.with_suffix(".tmp"), "w", newline="") as file:
                 writer = csv.DictWriter(file, columns, restval=math.nan)
-                if not ours:
-                    writer.writeheader()
-                writer.writerows(self.rows[-1:] if ours else self.rows)
-            if not ours:
-                os.replace(path.with_suffix(".tmp"), path)
+                writer.writeheader()
+                writer.writerows(self.rows)
+            os.replace(path.with_suffix(".tmp"), path)
         except OSError as error:
             sys.exit(f"cannot write {path} ({error.strerror}){self.hint()}")
 
