@@ -48,7 +48,7 @@ from common import (Run, class_means, distances, evaluate_personal, for_each_cli
 PAPERS = dict(clients=20, participation=1.0, partition="dirichlet", beta=0.1, model="cnn4", rounds=1000, local_epochs=1,
               batch_size=10, lr=0.01)
 PRESETS = {
-    "glyphs": dict(PAPERS, rounds=10, lr=0.03),
+    "glyphs": dict(PAPERS, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, momentum=0.9),
     "cifar10": PAPERS,
     "cifar100": dict(PAPERS, classes_per_client=10),
     "flowers102": dict(PAPERS, classes_per_client=10),

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import common
 from test_scripts import log, numbers
 
-SCRIPTS = [(name, "--subset 0.05 --clients 5 --rounds 3 --no-plots " + words) for name, words in (
+SCRIPTS = [(name, "--model cnn4 --local-epochs 1 --subset 0.05 --clients 5 --rounds 3 --no-plots " + words) for name, words in (
     ("fedproto", "--participation 0.5 --momentum 0.9"), ("fedtgp", "--server-epochs 5"), ("fedsa", "--local-epochs 2"))]
 SCRIPTS += [(name, "--rounds 3 --no-plots --domain-fraction 5 --local-epochs 1 --batch-size 16 --model resnet4 " + words) for name, words in (
     ("fedlsa", "--server-steps 20"), ("fedplcc", "--weight-decay 1e-3"), ("fedfm", "--lite --model-every 2 --prox 0.1"))]

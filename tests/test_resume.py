@@ -17,7 +17,7 @@ import common
 from conftest import ROOT
 from test_scripts import log, numbers
 
-PERSONAL = "--subset 0.05 --clients 5 --no-plots --rounds 5 "
+PERSONAL = "--model cnn4 --local-epochs 1 --subset 0.05 --clients 5 --no-plots --rounds 5 "
 GLOBAL = "--no-plots --domain-fraction 4 --local-epochs 1 --batch-size 16 --rounds 5 "
 RUNS = [("fedproto", PERSONAL + "--participation 0.6 --momentum 0.9"),
         ("fedproto", PERSONAL + "--drop-rate 0.6 --model htfe3 --subset 0.01 --rounds 3 --clients 3"),
