@@ -1364,7 +1364,8 @@ def plot_curves(plt, rows, headline, select, args):
     if best:
         left.margins(y=0.12)
         left.plot(best["round"], best["accuracy"], "o", color=COLOURS[0])
-        left.annotate(f"{best['accuracy']:.1f}", (best["round"], best["accuracy"]), textcoords="offset points", xytext=(0, 5), ha="center")
+        left.annotate(f"{best['accuracy']:.1f}", (best["round"], best["accuracy"]), textcoords="offset points", xytext=(0, 5), ha="center",
+                      bbox=dict(facecolor="white", edgecolor="none", alpha=0.8, pad=0.5))
         left.legend(fontsize="small")
     middle.xaxis.set_major_formatter(plt.matplotlib.ticker.EngFormatter())
     left.set(xlabel="round", ylabel="test accuracy (%)", title=f"{args.script} on {args.dataset}, {partition_name(args)}, seed {args.seed}")
@@ -1374,7 +1375,9 @@ def plot_curves(plt, rows, headline, select, args):
     values = [v for v in sum(losses.values(), []) if not math.isnan(v)] or [1]
     for (label, curve), colour, style in zip(losses.items(), COLOURS[2:], ["-", "--"]):
         right.plot([r["round"] for r in rows], curve, style, color=colour, label=label)
-    right.set(xlabel="round", ylabel="loss", title="training loss", yscale="log" if 0 < 10 * min(values) < max(values) else "linear")
+    right.set(xlabel="round", ylabel="loss", title="training loss")
+    if 0 < 10 * min(values) < max(values):
+        log_scale(plt, right)
     right.legend()
     for axis in (left, middle, right):
         axis.grid(alpha=0.25)
@@ -1390,6 +1393,13 @@ def pyplot():
     matplotlib.rcParams["text.parse_math"] = False
     import matplotlib.pyplot as plt
     return plt
+
+
+def log_scale(plt, axis):
+    """A logarithmic vertical axis without mathematics in its labels, which `pyplot` turns off."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(plt.matplotlib.ticker.LogFormatter(labelOnlyBase=False))
 
 
 def embed(z, seed):
@@ -1470,9 +1480,11 @@ def plot_margins(plt, clients, prototypes, classes, t, args):
     log = len(values) and values.max() > 20 * values.min()
     every = -(-C // 40)
     axis.set_xticks(x[::every], [str(n)[:14] for n in args.class_names[::every]], rotation=90 if C > 10 else 0)
-    axis.set(xlabel=f"class ({C})", ylabel="distance to the nearest other class", yscale="log" if log else "linear",
+    axis.set(xlabel=f"class ({C})", ylabel="distance to the nearest other class",
              title=f"{args.script} on {args.dataset}, {partition_name(args)}: margins after round {t}")
-    if not log:
+    if log:
+        log_scale(plt, axis)
+    else:
         axis.set_ylim(bottom=0)
     axis.grid(alpha=0.25)
     figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)

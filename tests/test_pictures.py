@@ -104,6 +104,16 @@ def test_comparing_runs(run, tmp_path, capsys):
         common.compare([tmp_path])
 
 
+@pytest.mark.parametrize("low,high,wanted", [(2, 30, {"10", "3"}), (0.04, 700, {"0.1", "1", "100"}), (1e-9, 1e3, {"0.001", "10"})])
+def test_labels_of_a_logarithmic_axis_are_plain(low, high, wanted):
+    figure, axis = common.pyplot().subplots()
+    axis.plot([low, high])
+    common.log_scale(common.pyplot(), axis)
+    figure.canvas.draw()
+    labels = {label.get_text() for label in axis.get_yticklabels(which="both")}
+    assert wanted <= labels and not any("$" in label for label in labels)
+
+
 @pytest.mark.parametrize("words", ["--feature-dim 1", "--lr 0.1 --weight-decay 5 --rounds 5", "--drop-rate 0.6 --rounds 6 --clients 2 --server-epochs 2"])
 def test_odd_features_and_rounds_without_reports_are_drawn(words, run):
     """One feature; all features equal (dead ReLUs), which t-SNE does not survive; rounds without a server loss."""
@@ -121,7 +131,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_note(run, monkeypatch):
 
 def test_comparing_what_is_no_run(tmp_path, capsys, run):
     import fedsa
-    *_, good = run(fedsa, *"--subset 0.05 --clients 200 --rounds 1 --no-plots --checkpoint-every 0".split())  # nobody has test images
+    *_, good = run(fedsa, *"--model cnn4 --subset 0.05 --clients 200 --rounds 1 --no-plots --checkpoint-every 0".split())  # nobody has test images
     header, row = (good / "log.csv").read_text().splitlines()
     about = (good / "args.json").read_text()
     bad = {"half": (about, f"{header}\n{row[:9]}"), "list": ("[1]", f"{header}\n{row}"), "twice": (about, f"{header}\n{row}\n{row}"),

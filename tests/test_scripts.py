@@ -60,7 +60,7 @@ def torchrun(script, words, folder):
     ("fedproto", "--participation 0.5"), ("fedtgp", ""), ("fedsa", ""), ("fedlsa", "--domain-fraction 3"),
     ("fedplcc", "--domain-fraction 3 --model resnet4"), ("fedfm", "--domain-fraction 3 --model resnet4 --lite --model-every 2 --rounds 3")])
 def test_two_ranks_reproduce_one_process(script, words, run, tmp_path):
-    small = ["--rounds", 2, "--no-plots", *(["--subset", 0.05, "--clients", 5] if "domain" not in words else []), *words.split()]
+    small = ["--rounds", 2, "--no-plots", *(SMALL[:8] if "domain" not in words else []), *words.split()]
     *_, alone = run(__import__(script), *small)
     done = torchrun(script, small, tmp_path / "two")
     assert done.returncode == 0, done.stderr[-2000:]
