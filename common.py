@@ -683,7 +683,7 @@ def hand_out(args, data, pool, share):
     args.counts = np.stack([np.bincount(c.train.y.cpu().numpy(), minlength=args.classes) for c in clients])
     sizes, held = args.counts.sum(1), (args.counts > 0).sum(1)
     print(f"{args.dataset}: {len(data.y)} images {tuple(data.x.shape[1:])}, {args.classes} classes; {len(clients)} clients with "
-          f"{sizes.min()}-{sizes.max()} training images of {held.min()}-{held.max()} classes ({partition_name(args)})")
+          f"{sizes.min()}-{sizes.max()} training images of {held.min()}-{held.max()} classes ({partition_name(args)}), model {args.model}")
     return clients
 
 
