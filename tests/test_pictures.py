@@ -11,7 +11,7 @@ import torch
 
 import common
 
-SMALL = {"fedproto": "--subset 0.05 --clients 4", "fedtgp": "--subset 0.05 --clients 8 --server-epochs 2", "fedsa": "--subset 0.05 --clients 4",
+SMALL = {"fedproto": "--model cnn4 --local-epochs 1 --subset 0.05 --clients 4", "fedtgp": "--subset 0.05 --clients 8 --server-epochs 2", "fedsa": "--subset 0.05 --clients 4",
          "fedlsa": "--domain-fraction 3", "fedplcc": "--domain-fraction 3 --model resnet4 --local-epochs 1",
          "fedfm": "--domain-fraction 3 --model resnet4 --local-epochs 1"}
 
@@ -85,7 +85,7 @@ def test_cluster_quality(monkeypatch):
 def test_comparing_runs(run, tmp_path, capsys):
     import fedproto
     import fedsa
-    words = "--subset 0.05 --clients 4 --rounds 3 --no-plots --checkpoint-every 0".split()
+    words = "--model cnn4 --local-epochs 1 --subset 0.05 --clients 4 --rounds 3 --no-plots --checkpoint-every 0".split()
     run(fedproto, *words, "--trials", 2)
     run(fedproto, *words, "--lam", 0, "--eval-every", 2)
     *_, folder = run(fedsa, *words)

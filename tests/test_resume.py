@@ -104,7 +104,7 @@ def test_resume_over_two_ranks(run, tmp_path):
 @pytest.fixture
 def finished(run):
     import fedproto
-    *_, folder = run(fedproto, *"--subset 0.05 --clients 2 --rounds 1 --no-plots".split())
+    *_, folder = run(fedproto, *"--model cnn4 --local-epochs 1 --subset 0.05 --clients 2 --rounds 1 --no-plots".split())
     return folder
 
 
@@ -183,7 +183,7 @@ def test_a_log_that_vanishes_is_written_again(run, monkeypatch):
     import fedproto
     report = common.Run.report
     monkeypatch.setattr(common.Run, "report", lambda self, t, *rest, **more: (t == 3 and (self.folder / "log.csv").unlink(), report(self, t, *rest, **more)))
-    *_, folder = run(fedproto, *"--subset 0.05 --clients 2 --rounds 4 --no-plots".split())
+    *_, folder = run(fedproto, *"--model cnn4 --local-epochs 1 --subset 0.05 --clients 2 --rounds 4 --no-plots".split())
     assert [row["round"] for row in log(folder)] == [1, 2, 3, 4]
 
 
@@ -195,7 +195,7 @@ def test_pictures_that_a_resumed_run_missed_are_drawn(run, finished):
 
 @pytest.mark.parametrize("redirect", ["| head -2", "> /dev/full", ">&-", "2>&-"])
 def test_output_that_nobody_reads(redirect, tmp_path):
-    done = subprocess.run(f"{sys.executable} {ROOT / 'fedproto.py'} --subset 0.05 --clients 2 --rounds 4 --no-plots --out {tmp_path} {redirect}", shell=True,
+    done = subprocess.run(f"{sys.executable} {ROOT / 'fedproto.py'} --model cnn4 --local-epochs 1 --subset 0.05 --clients 2 --rounds 4 --no-plots --out {tmp_path} {redirect}", shell=True,
                           capture_output=True, text=True, executable="/bin/bash")
     assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 1
     if redirect.endswith("-"):
@@ -204,7 +204,7 @@ def test_output_that_nobody_reads(redirect, tmp_path):
 
 def test_a_full_disk_keeps_the_previous_checkpoint(tmp_path):
     """A limit on the size of files stands in for the disk: log rows fit, checkpoints no longer do."""
-    words = [sys.executable, ROOT / "fedproto.py", *"--subset 0.05 --clients 2 --rounds 4 --no-plots --checkpoint-every 1".split(), "--out", tmp_path]
+    words = [sys.executable, ROOT / "fedproto.py", *"--model cnn4 --local-epochs 1 --subset 0.05 --clients 2 --rounds 4 --no-plots --checkpoint-every 1".split(), "--out", tmp_path]
     code = "import sys, common; save = common.Run.save\n" \
            "def limited(self, t, state):\n" \
            "    import resource\n" \
@@ -223,13 +223,13 @@ def test_a_log_that_cannot_be_written_stops_in_one_line(run, monkeypatch):
     import fedproto
     monkeypatch.setattr(common.csv, "DictWriter", lambda *a, **k: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(SystemExit) as stop:
-        run(fedproto, *"--subset 0.05 --clients 2 --rounds 1 --no-plots".split())
+        run(fedproto, *"--model cnn4 --local-epochs 1 --subset 0.05 --clients 2 --rounds 1 --no-plots".split())
     assert "cannot write" in stop.value.code and "No space left" in stop.value.code
 
 
 @pytest.mark.parametrize("moment", ["preparation", "round", "plot"])
 def test_ctrl_c(moment, tmp_path):
-    words = "--subset 0.2 --clients 5 --rounds 60 --checkpoint-every 1".split() if moment == "round" else "--subset 0.05 --clients 2 --rounds 1".split()
+    words = "--subset 0.2 --clients 5 --rounds 60 --checkpoint-every 1".split() if moment == "round" else "--model cnn4 --local-epochs 1 --subset 0.05 --clients 2 --rounds 1".split()
     process = start("fedproto", words, tmp_path)
     if moment == "preparation":
         time.sleep(2.5)  # torch is loaded, glyphs are being drawn
@@ -281,7 +281,7 @@ def spoil(client, result, kind):
     ("fedproto", "classes", "its shapes are"), ("fedproto", "negative", "a negative count"), ("fedproto", "nan count", "NaN or Inf"),
     ("fedtgp", "nan", "NaN or Inf"), ("fedsa", "nan", "NaN or Inf"), ("fedsa", "negative", "a negative count")])
 def test_a_useless_upload_is_refused_as_if_the_client_had_failed(script, kind, reason, run, monkeypatch):
-    module, words = __import__(script), "--subset 0.05 --clients 4 --rounds 2 --no-plots --checkpoint-every 1".split()
+    module, words = __import__(script), "--model cnn4 --local-epochs 1 --subset 0.05 --clients 4 --rounds 2 --no-plots --checkpoint-every 1".split()
     update = module.client_update
     monkeypatch.setattr(module, "client_update", lambda client, *rest: spoil(client, update(client, *rest), kind if client.id == 2 else ""))
     _, text, folder = run(module, *words)
@@ -336,7 +336,7 @@ def test_a_class_that_disappears_for_some_rounds(run):
 def test_divergence_names_client_round_and_remedy_and_keeps_the_checkpoint(run, tmp_path):
     import fedproto
     with pytest.raises(SystemExit) as stop:
-        run(fedproto, *"--subset 0.05 --clients 3 --rounds 50 --no-plots --checkpoint-every 1 --lr 30".split())
+        run(fedproto, *"--model cnn4 --local-epochs 1 --subset 0.05 --clients 3 --rounds 50 --no-plots --checkpoint-every 1 --lr 30".split())
     assert re.match(r"client \d's loss is (nan|inf) in round \d+: lower --lr 30", stop.value.code)
     folder, = (tmp_path / "runs").iterdir()
     assert set(p.name for p in folder.iterdir()) >= {"args.json"} and not (folder / "checkpoint.tmp").exists()
