@@ -1,97 +1,63 @@
 """Seconds per round, as ratios measured in one run.
 
-    python tests/benchmark.py                                   ours against a bare loop of the same SGD steps, on glyphs
-    python tests/benchmark.py --dataset cifar10 --subset 0.2    on other data
-    python tests/benchmark.py --htfllib PATH                    also against a checkout of TsingZ0/HtFLlib (which imports h5py, click,
-                                                                requests, higher and calmsize; minutes per repetition on two cores)
-    python tests/benchmark.py --growth                          seconds per round for 10 to 200 clients
+    python tests/benchmark.py                                 ours against a bare loop of the same SGD steps
+    python tests/benchmark.py --dataset cifar10 --subset 0.2  on other data
+    python tests/benchmark.py --htfllib PATH                  also against a checkout of TsingZ0/HtFLlib
+                                                              (needs h5py, click, requests, higher, calmsize)
 
-Contestants take turns, --repetitions times; the table gives the median and the spread of each one's seconds per round (the
-first round of every run, which warms up, is left out), its ratio to the bare loop of one thread divided by the cores, and
-the peak memory of its process. The bare loop is the floor: forward, cross-entropy, backward, update on the same models and
-batches, data normalised beforehand, and nothing else. On CUDA also: without graphs, and how busy the GPU was.
+Contestants take turns; the table gives the median and the range of each one's seconds per round (without the
+first of every run, which warms up) and its ratio to the floor, the bare loop of one thread divided by the
+cores: forward, cross-entropy, backward and update on the same models and batches, images already floats.
 """
 
-import argparse
-import csv
-import json
-import os
-import re
-import resource
-import statistics
-import subprocess
-import sys
-import tempfile
-import time
+import argparse, csv, re, statistics, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import common  # noqa: E402
-import fedproto  # noqa: E402
+import conftest  # finds the scripts
+import common
 
 # HtFLlib as it is, but that today's torch.load refuses pickled models unless told to trust them
-LAUNCH = "import torch, runpy, sys; load = torch.load; torch.load = lambda *a, **k: load(*a, **{**k, 'weights_only': False}); " \
-         "sys.argv[0] = 'main.py'; runpy.run_path('main.py', run_name='__main__')"
+LAUNCH = """import torch, runpy, sys; load = torch.load
+torch.load = lambda *a, **k: load(*a, **{**k, 'weights_only': False})
+sys.argv[0] = 'main.py'; runpy.run_path('MAIN', run_name='__main__')"""
 
-
-def peak_memory():
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-
-
-def ours(script, words, rounds, busy=None):
-    """Seconds of each round but the first, as the run's own log has them; on CUDA, the share of time in which a kernel ran,
-    sampled from the end of the first round on, is added to the list `busy`."""
+def ours(script, words, rounds):
+    """Seconds of each round but the first, as the run's own log has them."""
     with tempfile.TemporaryDirectory() as folder:
-        run = subprocess.Popen([sys.executable, ROOT / f"{script}.py", *words, "--rounds", str(rounds + 1), "--no-plots", "--out", folder],
-                               stdout=subprocess.PIPE, text=True)
-        next((line for line in run.stdout if line.startswith("round ")), None)
-        smi = busy is not None and subprocess.Popen(["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"],
-                                                    stdout=subprocess.PIPE, text=True)
-        for line in run.stdout:
-            if smi and line.startswith("best "):
-                smi.terminate()
-        if run.wait():
-            sys.exit(f"{script}.py {' '.join(words)} failed")
-        if smi:
-            busy.extend(float(line) for line in smi.communicate()[0].split())
+        command = [sys.executable, conftest.ROOT / f"{script}.py", *words, "--rounds", str(rounds + 1)]
+        subprocess.run([*command, "--no-plots", "--out", folder], check=True, stdout=subprocess.DEVNULL)
         with open(next(Path(folder).glob("*/log.csv"))) as file:
             return [float(row["seconds"]) for row in csv.DictReader(file)][1:]
 
-
-def bare_loop(words, threads):
+def bare_loop(args, threads):
     """Seconds of one epoch of plain SGD steps over every client's data, with `threads` clients at a time."""
-    args = common.parse("fedproto", "", fedproto.PRESETS, [], fedproto.method_flags, fedproto.settle, words)
     clients = common.make_clients(args)
     for client in clients:
-        client.train = common.Samples(client.train.x.float().div(127.5).sub(1).contiguous(), client.train.y)
-        client.net.to(memory_format=torch.contiguous_format)
+        client.train = common.Samples(client.train.x.float().div(127.5).sub(1), client.train.y)
 
     def epoch(client):
         torch.set_num_threads(1)
         extractor, classifier = client.net.extractor, client.net.classifier
         optimizer = torch.optim.SGD(client.net.parameters(), args.lr)
-        for batch in common.minibatches(client.train.y, args.batch_size, args.local_epochs, common.generator(0, "batches", client.id)):
+        for x, y in common.minibatches(client, 1, args):
             optimizer.zero_grad()
-            F.cross_entropy(classifier(extractor(client.train.x[batch])), client.train.y[batch]).backward()
+            F.cross_entropy(classifier(extractor(x)), y).backward()
             optimizer.step()
         if client.train.x.is_cuda:
             torch.cuda.synchronize()
     epoch(clients[0])  # warm up
     start = time.time()
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(epoch, sorted(clients, key=lambda c: -len(c.train.y))))
+        list(pool.map(epoch, sorted(clients, key=lambda client: -len(client.train.y))))
     return time.time() - start
 
-
-def write_for_htfllib(path, words):
+def write_for_htfllib(path, args):
     """Our clients' images and labels as HtFLlib reads them -> (number of clients, number of classes)."""
-    import numpy as np
-    args = common.parse("fedproto", "", fedproto.PRESETS, [], fedproto.method_flags, fedproto.settle, words)
     clients = common.make_clients(args)
     for split in ("train", "test"):
         folder = path / "dataset" / "Ours" / split
@@ -102,81 +68,48 @@ def write_for_htfllib(path, words):
             np.savez_compressed(folder / f"{client.id}.npz", data=data)
     return len(clients), args.classes
 
-
-def htfllib(path, algorithm, clients, classes, words, rounds):
+def htfllib(path, algorithm, clients, classes, args, rounds):
     """Seconds of each round but the first, as HtFLlib prints them."""
-    values = common.parse("fedproto", "", fedproto.PRESETS, [], fedproto.method_flags, fedproto.settle, words)
-    family = {"cnn4": "HtFE-img-2", "htfe8": "HtFE-img-8"}[values.model]
-    launch = LAUNCH
-    if values.model == "cnn4":  # HtFLlib has no family of one: keep the first, which is this CNN
-        source = (path / "system" / "main.py").read_text()
-        source = re.sub(r"(FedAvgCNN\(in_features=3, num_classes=args.num_classes, dim=1600\)', # for 32x32 img\n)\s*'torchvision.models.resnet18\(pretrained=False, "
-                        r"num_classes=args.num_classes\)',", r"\1", source, count=1)
-        (path / "system" / "one_model.py").write_text(source)
-        launch = LAUNCH.replace("run_path('main.py'", "run_path('one_model.py'")
-    output = subprocess.run([sys.executable, "-c", launch, "-data", "Ours", "-m", family, "-algo", algorithm, "-nc", str(clients), "-ncl", str(classes),
-                             "-lbs", str(values.batch_size), "-lr", str(values.lr), "-ls", str(values.local_epochs), "-gr", str(rounds), "-lam", "10",
-                             "-dev", values.device.split(":")[0]], cwd=path / "system", capture_output=True, text=True,
-                            env={**os.environ, "PYTHONWARNINGS": "ignore"})
-    if output.returncode:
-        sys.exit(f"HtFLlib failed:\n{output.stderr[-1500:]}")
-    return [float(seconds) for seconds in re.findall(r"^-{50} ([\d.]+)$", output.stdout, re.M)][1:]
-
-
-def table(rows, floor):
-    print(f"\n| | s per round, median | smallest-largest | ÷ floor ({floor:.2f} s) |\n|---|---|---|---|")
-    for name, values in rows.items():
-        middle = statistics.median(values)
-        print(f"| {name} | {middle:.2f} | {min(values):.2f}-{max(values):.2f} | {middle / floor:.2f} |")
-
+    family, main = {"cnn4": "HtFE-img-2", "htfe8": "HtFE-img-8"}[args.model], "main.py"
+    if args.model == "cnn4":  # HtFLlib has no family of one: keep the first, which is this CNN
+        main, source = "one_model.py", (path / "system" / "main.py").read_text()
+        first = r"(FedAvgCNN\(in_features=3, num_classes=args.num_classes, dim=1600\)', # for 32x32 img\n)"
+        second = r"\s*'torchvision.models.resnet18\(pretrained=False, num_classes=args.num_classes\)',"
+        (path / "system" / main).write_text(re.sub(first + second, r"\1", source, count=1))
+    words = (f"-data Ours -m {family} -algo {algorithm} -nc {clients} -ncl {classes} -lbs {args.batch_size} "
+             f"-lr {args.lr} -ls {args.local_epochs} -gr {rounds} -lam 10 -dev {args.device.split(':')[0]}")
+    command = [sys.executable, "-W", "ignore", "-c", LAUNCH.replace("MAIN", main), *words.split()]
+    done = subprocess.run(command, text=True, capture_output=True, cwd=path / "system")
+    if done.returncode:
+        sys.exit(f"HtFLlib failed:\n{done.stderr[-1500:]}")
+    return [float(seconds) for seconds in re.findall(r"^-{50} ([\d.]+)$", done.stdout, re.M)][1:]
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--htfllib", type=Path, help="a checkout of TsingZ0/HtFLlib, which is written to")
     parser.add_argument("--rounds", type=int, default=2, help="measured rounds in each run")
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--growth", action="store_true", help="how seconds per round grow with the number of clients")
     bench, words = parser.parse_known_args()
-    cores, cuda = common.cores(), torch.cuda.is_available()
-    if "--dataset" not in words:  # the papers' setting, not the preset's
-        words = ["--dataset", "glyphs", "--subset", "1", "--image-size", "32", "--model", "cnn4", "--local-epochs", "1", "--momentum", "0", *words]
-    machine = torch.cuda.get_device_name() if cuda else f"{cores} cores"
-    print(f"{machine}, torch {torch.__version__}; settings: {' '.join(words)}")
-
-    if bench.growth:
-        print("\n| clients | s per round, fixed total data | s per round, fixed data per client |\n|---|---|---|")
-        for clients in (10, 20, 50, 100, 200):
-            row = []
-            for share in (1.0, clients / 200):
-                seconds = ours("fedproto", [*words, "--partition", "iid", "--clients", str(clients), "--subset", str(share)], bench.rounds)
-                row.append(f"{statistics.median(seconds):.2f}")
-            print(f"| {clients} | {row[0]} | {row[1]} |", flush=True)
-        return
-
-    rows, memory, busy = {}, {}, {}
-    if bench.htfllib:
-        clients, classes = write_for_htfllib(bench.htfllib, words)
+    if "--dataset" not in words:  # the papers' setting, not this dataset's defaults
+        words = "--subset 1 --image-size 32 --model cnn4 --local-epochs 1 --momentum 0".split() + words
+    args, cores, cuda = conftest.arguments("fedproto", *words), common.cores(), torch.cuda.is_available()
+    print(torch.cuda.get_device_name() if cuda else f"{cores} cores", f"torch {torch.__version__}", *words)
+    rows, sizes = {}, write_for_htfllib(bench.htfllib, args) if bench.htfllib else ()
     for _ in range(bench.repetitions):
-        floor = rows.setdefault("bare loop, 1 thread", [])
-        floor.append(bare_loop(words, 1))
-        if not cuda and cores > 1:
-            rows.setdefault(f"bare loop, {cores} single-threaded workers", []).append(bare_loop(words, cores))
+        for threads in {1} if cuda else {1, cores}:
+            rows.setdefault(f"bare loop, {threads} at a time", []).append(bare_loop(args, threads))
         for script, algorithm in (("fedproto", "FedProto"), ("fedtgp", "FedTGP")):
-            for name, extra in {"workers 1": ["--workers", "1"], "workers auto": [], **({"no graph": ["--no-graph"]} if cuda else {})}.items():
-                rows.setdefault(f"{script}.py, {name}", []).extend(
-                    ours(script, [*words, *extra], bench.rounds, busy.setdefault(f"{script}.py, {name}", []) if cuda else None))
-            memory[script] = peak_memory()
+            for extra in ("--no-graph", "") if cuda else ("--workers 1", ""):
+                seconds = ours(script, [*words, *extra.split()], bench.rounds)
+                rows.setdefault(f"{script}.py {extra}", []).extend(seconds)
             if bench.htfllib:
-                rows.setdefault(f"HtFLlib {algorithm}", []).extend(htfllib(bench.htfllib, algorithm, clients, classes, words, bench.rounds))
-    table(rows, statistics.median(rows["bare loop, 1 thread"]) / (1 if cuda else cores))
-    for script, algorithm in (("fedproto", "FedProto"), ("fedtgp", "FedTGP")):
-        if bench.htfllib:
-            ratios = [h / o for h, o in zip(rows[f"HtFLlib {algorithm}"], rows[f"{script}.py, workers auto"])]
-            print(f"{script}.py is {statistics.median(ratios):.2f} times as fast as HtFLlib's {algorithm} ({min(ratios):.2f}-{max(ratios):.2f})")
-    for name, values in busy.items():
-        print(f"{name}: the GPU was busy {statistics.mean(values):.0f} % of the time" if values else f"{name}: too short to sample the GPU")
-    print("largest process so far, MB:", json.dumps({k: round(v) for k, v in memory.items()}))
-
+                seconds = htfllib(bench.htfllib, algorithm, *sizes, args, bench.rounds)
+                rows.setdefault(f"HtFLlib's {algorithm}", []).extend(seconds)
+    floor = statistics.median(rows["bare loop, 1 at a time"]) / (1 if cuda else cores)
+    print(f"\n| | s per round, median | range | ÷ floor ({floor:.2f} s) |\n|---|---|---|---|")
+    for name, values in rows.items():
+        middle = statistics.median(values)
+        print(f"| {name} | {middle:.2f} | {min(values):.2f}-{max(values):.2f} | {middle / floor:.2f} |")
 
 if __name__ == "__main__":
     main()

@@ -5,59 +5,54 @@
 Commands on data that is not there are named and left out.
 """
 
-import argparse
-import re
-import shlex
-import shutil
-import subprocess
-import sys
-import tempfile
-import time
+import argparse, re, shlex, shutil, subprocess, sys, tempfile, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-
 def commands(text):
     """The commands with a script in the README's bash blocks and inline code, each once."""
-    blocks = [line for block in re.findall(r"```bash\n(.*?)```", text, re.S) for line in block.splitlines()]
-    inline = re.findall(r"`((?:python|torchrun) [^`]+)`", text)
-    found = [re.sub(r"\s+#.*", "", line).strip() for line in blocks + inline]
-    return list(dict.fromkeys(c for c in found if re.match(r"(python|torchrun) ", c) and ".py" in c and "…" not in c))
+    blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.S)).splitlines()
+    inline = re.findall(r"`((?:python|torchrun) [^`…]+)`", text)
+    found = dict.fromkeys(re.sub(r"\s+#.*", "", line).strip() for line in blocks + inline)
+    return [command for command in found if re.match(r"(python|torchrun) .*\.py", command)]
+
+def seventh_method(folder):
+    """Make fedcon.py in a folder: fedproto.py, changed by .github/fedcon.diff -> how many lines change."""
+    shutil.copy(ROOT / "fedproto.py", folder / "fedcon.py")
+    subprocess.run(["git", "apply", ROOT / ".github" / "fedcon.diff"], cwd=folder, check=True)
+    return len(re.findall(r"^[-+](?![-+])", (ROOT / ".github" / "fedcon.diff").read_text(), re.M))
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--only", default="", help="commands that contain this")
     parser.add_argument("--data", type=Path, default=ROOT / "data")
     args = parser.parse_args()
     text, failed = (ROOT / "README.md").read_text(), 0
     with tempfile.TemporaryDirectory() as folder:
-        source = (ROOT / "fedproto.py").read_text()
-        for hunk in re.split(r"^@@.*\n", re.search(r"```diff\n(.*?)```", text, re.S).group(1), flags=re.M)[1:]:
-            source = source.replace(*("\n".join(line[1:] for line in hunk.splitlines() if line[:1] in sign) for sign in (" -", " +")))
         for path in [*ROOT.glob("*.py"), ROOT / "tests"]:
             Path(folder, path.name).symlink_to(path)
         shutil.copytree(ROOT / ".github", Path(folder, ".github"))
-        Path(folder, "fedcon.py").write_text(source)
+        seventh_method(Path(folder))
         Path(folder, "data").symlink_to(args.data.resolve())
         for command in commands(text):
-            wanted = re.search(r"--dataset (\w+)", command)
-            if args.only not in command or re.search("soak|benchmark|readme.py|pytest", command):
+            if args.only not in command or re.search("benchmark|readme.py|pytest", command):
                 continue
+            wanted = re.search(r"--dataset (\w+)", command)
             if wanted and wanted.group(1) != "glyphs" and not (args.data / wanted.group(1)).is_dir():
                 print(f"--- left out, no {args.data / wanted.group(1)}: {command}", flush=True)
                 continue
-            start = time.time()
-            words = command.replace("python ", f"{shlex.quote(sys.executable)} ", 1).replace("torchrun ", f"{shlex.quote(sys.executable)} -m torch.distributed.run ", 1)
+            start, python = time.time(), shlex.quote(sys.executable)
+            words = re.sub("^torchrun", "python -m torch.distributed.run", command)
+            words = words.replace("python", python, 1)
             done = subprocess.run(words, shell=True, cwd=folder, capture_output=True, text=True)
             failed += done.returncode != 0
             print(f"--- {command}\n    {time.time() - start:.0f} s, status {done.returncode}", flush=True)
-            for line in (done.stdout.splitlines() + done.stderr.splitlines() * (done.returncode != 0))[-4:]:
-                print(f"    {line}", flush=True)
+            lines = done.stdout.splitlines() + done.stderr.splitlines() * (done.returncode != 0)
+            print(*(f"    {line}" for line in lines[-4:]), sep="\n", flush=True)
     print(f"{failed} commands failed")
     return failed
-
 
 if __name__ == "__main__":
     sys.exit(main())

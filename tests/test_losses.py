@@ -1,208 +1,113 @@
-"""Every equation of the personalised methods against a slow, obvious reference: loops over samples, classes and clients, in
-float64, with Python's own arithmetic."""
+"""Every equation on small cases worked by hand."""
 
-import math
-import types
+from math import exp, log, log1p, sqrt
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-import torch.nn as nn
 
-import common
-import fedproto
-import fedsa
-import fedtgp
+import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
 
-torch.manual_seed(0)
+double = lambda rows: torch.tensor(rows, dtype=torch.float64)
+near = lambda value: pytest.approx(value, rel=1e-12, abs=1e-12)
 
+def test_losses_of_samples():
+    """Two samples and the vectors of two classes: own distances 4 and 1, own cosines 0.6 and 1."""
+    z, y, P = double([[3, 4], [0, 2]]), torch.tensor([0, 1]), double([[3, 0], [0, 1]])
+    both, second, none = torch.tensor([[True, True], [False, True], [False, False]])
+    P2 = double([[1e6, 1e6], [0, 1]])  # what stands in an absent row must not matter
+    for module in (fedproto, fedtgp):
+        for how, values in dict(euclidean=[2.5, 1, 0], mse=[4.25, 0.5, 0]).items():
+            cases = (P, both), (P2, second), (P2, none)
+            assert [module.prototype_distance(z, y, *case, how) for case in cases] == values
+    assert [fedsa.regularization(z, y, P, how) for how in ("euclidean", "mse")] == [2.5, 4.25]
+    for loss in (fedtgp.margin_contrastive, fedsa.margin_contrastive):  # the other distances: √18 and √13
+        for margin in (0, 2):
+            want = (log1p(exp(4 + margin - sqrt(18))) + log1p(exp(1 + margin - sqrt(13)))) / 2
+            assert loss(z, y, P, double(margin)) == near(want)
+    want = (log1p(exp((0.8 - 0.6) / 0.5)) + log1p(exp((0 - 1) / 0.5))) / 2
+    assert fedfm.contrastive_guiding(z, y, P, both, 0.5) == near(want)
+    assert fedfm.squared_distance(z, y, P, both) == near((2 - 2 * 0.6) / 2)
+    for case in ((P2, second), (P, none)):  # the second sample is where it should be
+        assert fedfm.contrastive_guiding(z, y, *case, 0.5) == fedfm.squared_distance(z, y, *case) == 0
+    h, A = double([[0.6, 0.8], [0, 1]]), double([[1, 0], [0, 1]])
+    assert fedlsa.compactness(h, y, A, 0.5) == near(want)
+    assert fedlsa.compactness(h, y, A, 0.5, "l2") == near(sqrt(0.4 ** 2 + 0.8 ** 2) / 2)
 
-def vectors(n, d, seed):
-    return torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+def test_means_over_clients():
+    """Two clients, one feature. Class 0: 2 (one image), 4 (three); class 1: the second's 6; class 2: none."""
+    u, n = double([[[2], [1e9], [1e9]], [[4], [6], [1e9]]]), double([[1, 0, 0], [3, 5, 0]])
+    for module in (fedproto, fedsa):
+        mean, seen = module.weighted_mean(u, n)
+        assert mean[:2].tolist() == [[3.5], [6]] and seen.tolist() == [True, True, False]
+    old, known = double([[9], [8], [7]]), torch.tensor([True, True, True])
+    assert fedfm.aggregate_anchors(u, n, old, known)[0].tolist() == [[3.5], [6], [7]]
+    assert fedfm.aggregate_anchors(u, n, old, known, "uniform")[0].tolist() == [[3], [(6 + 8) / 2], [7]]
+    new, now = fedfm.aggregate_anchors(u, n, old, ~known, "uniform")
+    assert new.tolist() == [[3], [6], [7]] and now.tolist() == [True, True, False]
+    assert fedsa.ema(old, old * 0, torch.tensor([True, False, True]), 0.5).tolist() == [[4.5], [8], [3.5]]
 
+def test_margins():
+    """Class centres at 0, 3 and 4 on a line: the largest distance is 4, the largest to a nearest one 3."""
+    u = torch.tensor([[[1.0], [3.0], [1e9], [1e9]], [[-1.0], [1e9], [4.0], [1e9]]])
+    owns = u < 1e6
+    for rule, tau, want in (("pairwise", 9.0, 4), ("nearest", 9.0, 3), ("pairwise", 2.0, 2),
+                            ("nearest", 2.0, 2), ("fixed", 9.0, 9), ("none", 9.0, 0)):
+        args = SimpleNamespace(margin=rule, tau=tau)
+        assert fedtgp.adaptive_margin(u, owns[..., 0], args) == want
+        assert rule == "fixed" or fedtgp.adaptive_margin(u[:, :1], owns[:, :1, 0], args) == 0  # of one class
+    for owned, want in (([1, 1, 1], 16 / 4), ([1, 0, 1], 8), ([0, 1, 0], 0), ([0, 0, 0], 0)):
+        assert fedsa.average_margin(double([[0], [3], [4]]), torch.tensor(owned) > 0) == want
 
-def euclid(a, b):
-    return math.sqrt(sum((float(x) - float(y)) ** 2 for x, y in zip(a, b)))
+def test_losses_of_anchors():
+    A, zero = double([[1, 0, 0], [0, 1, 0], [0, 0, 1]]), double([0, 0, 0])
+    for scale, want in ((0, log(3)), (2, log(1 + 2 * exp(-2)))):  # the logits' entry for a vector's own class
+        assert fedlsa.anchor_classification(A, scale * A, zero) == near(want)
+        assert fedsa.classifier_calibration(lambda a: scale * a, A) == near(want)
+    assert [fedlsa.anchor_separation(a, 0.1) for a in (A, A[[0, 0]])] == near([0, 10])
+    assert fedlsa.anchor_separation(A[:1], 0.1) == 0  # nothing to keep away from
+    assert fedlsa.anchor_separation(A[[0, 0]].float(), 0.001).isfinite()  # exp(1000) is not
 
+def test_clusters():
+    """Directions of 0, 1, 20, 22, 90, 93 degrees: each has the other of its pair as neighbour. Means of the
+    first two pairs have each other as neighbours, the third's is the second: the next pass merges all."""
+    degrees, w = double([0, 1, 20, 22, 90, 93]), double([1, 1, 3, 1, 1, 1])
+    x = torch.stack([degrees.deg2rad().cos(), degrees.deg2rad().sin()], 1)
+    assert fedplcc.first_neighbour_clusters(x).tolist() == [0, 0, 1, 1, 2, 2]
+    for level in ("last", "first"):
+        means, sums = fedplcc.finch(x, w, level)
+        assert sums.tolist() == [2, 4, 2] and torch.allclose(means[1], (3 * x[2] + x[3]) / 4)
+    assert [len(fedplcc.finch(x[:n], w[:n])[0]) for n in (1, 2, 3, 4)] == [1, 1, 1, 2]  # a first merge counts
+    both = torch.cat([x, -7 * x])  # the same on the other side
+    assert [len(fedplcc.finch(both, torch.cat([w, w]), level)[0]) for level in ("first", "last")] == [6, 2]
+    for same in (x * 0, x[[0] * 6]):  # ties: whatever the clusters, they add up
+        means, sums = fedplcc.finch(same, w)
+        assert torch.allclose(sums @ means, w @ same)
+    args = SimpleNamespace(classes=4, finch_level="last", uniform_weights=False)
+    upload = x.float(), torch.tensor([0, 0, 0, 0, 3, 3]), w.float()
+    vectors, classes, weights = fedplcc.global_prototypes([upload], args)
+    assert classes.tolist() == [0, 0, 3] and torch.allclose(weights, torch.tensor([1 / 3, 2 / 3, 1]))
 
-def cross_entropy(logits, c):
-    top = max(logits)
-    return -(logits[c] - top) + math.log(sum(math.exp(v - top) for v in logits))
-
-
-CASES = [(1, 1, 1), (1, 3, 2), (7, 4, 5), (10, 12, 30)]  # batch, classes, features
-
-
-@pytest.mark.parametrize("module", [fedproto, fedtgp])
-@pytest.mark.parametrize("distance", ["euclidean", "mse"])
-@pytest.mark.parametrize("B,C,D", CASES)
-@pytest.mark.parametrize("missing", [0, 1, 99])
-def test_prototype_distance(module, distance, B, C, D, missing):
-    z, P = vectors(B, D, 1), vectors(C, D, 2)
-    y = torch.arange(B) % C
-    present = torch.arange(C) >= missing
-    P[~present] = 1e6  # what stands in an absent row must not matter
-    terms = []
-    for b in range(B):
-        if present[y[b]]:
-            squares = [(float(z[b, d]) - float(P[y[b], d])) ** 2 for d in range(D)]
-            terms.append(math.sqrt(sum(squares)) if distance == "euclidean" else sum(squares) / D)
-    expected = sum(terms) / len(terms) if terms else 0.0
-    assert module.prototype_distance(z, y, P, present, distance).item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_prototype_distance_has_a_finite_gradient_on_the_prototype_itself():
-    P = vectors(3, 4, 0)
-    z = P.clone().requires_grad_()
-    fedproto.prototype_distance(z, torch.arange(3), P, torch.ones(3, dtype=torch.bool)).backward()
-    assert torch.isfinite(z.grad).all()
-
-
-@pytest.mark.parametrize("loss", [fedtgp.margin_contrastive, fedsa.margin_contrastive])
-@pytest.mark.parametrize("B,C,D", CASES)
-@pytest.mark.parametrize("margin", [0.0, 2.5])
-def test_margin_contrastive(loss, B, C, D, margin):
-    z, P, y = vectors(B, D, 3), vectors(C, D, 4), torch.arange(B) % C
-    total = 0
-    for b in range(B):
-        own = math.exp(-(euclid(z[b], P[y[b]]) + margin))
-        others = sum(math.exp(-euclid(z[b], P[c])) for c in range(C) if c != y[b])
-        total -= math.log(own / (own + others))
-    assert loss(z, y, P, margin).item() == pytest.approx(total / B, rel=1e-10, abs=1e-12)
-
-
-def test_margin_contrastive_gradients():
-    z, P, y = vectors(4, 6, 5).requires_grad_(), vectors(3, 6, 6).requires_grad_(), torch.tensor([0, 1, 2, 0])
-    for loss in (fedtgp.margin_contrastive, fedsa.margin_contrastive):
-        assert torch.autograd.gradcheck(lambda z, P: loss(z, y, P, 1.5), (z, P))
-
-
-def test_margin_contrastive_with_equal_prototypes_counts_classes():
-    z, P = vectors(5, 4, 7), vectors(1, 4, 8).expand(6, 4)
-    assert fedsa.margin_contrastive(z, torch.zeros(5, dtype=torch.long), P, 0.0).item() == pytest.approx(math.log(6), rel=1e-6)
-
-
-@pytest.mark.parametrize("module", [fedproto, fedsa])
-def test_weighted_mean(module):
-    K, C, D = 5, 4, 3
-    P, n = torch.randn(K, C, D), torch.randint(1, 9, (K, C)).float()
-    n[0], n[:, 2], n[1:, 3] = 0, 0, 0  # a client without data, a class that nobody has, one that nobody has either
-    n[4, 3] = 2                       # ... but one
-    mean, seen = module.weighted_mean(P, n)
-    for c in range(C):
-        total = sum(float(n[i, c]) for i in range(K))
-        assert bool(seen[c]) == (total > 0)
-        for d in range(D):
-            expected = sum(float(n[i, c]) * float(P[i, c, d]) for i in range(K)) / total if total else 0.0
-            assert mean[c, d].item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["pairwise", "nearest", "fixed", "none"])
-@pytest.mark.parametrize("tau", [100.0, 0.5])
-def test_adaptive_margin(kind, tau):
-    K, C, D = 4, 5, 3
-    P, held = vectors(K, C * D, 9).view(K, C, D), torch.ones(K, C, dtype=torch.float64)
-    held[:, 1], held[:3, 0] = 0, 0  # nobody has class 1, one client has class 0
-    P[held == 0] = 1e9
-    centres = {}
-    for c in range(C):
-        owners = [i for i in range(K) if held[i, c]]
-        if owners:
-            centres[c] = [sum(float(P[i, c, d]) for i in owners) / len(owners) for d in range(D)]
-    away = {(a, b): euclid(centres[a], centres[b]) for a in centres for b in centres if a != b}
-    expected = {"pairwise": max(away.values()), "fixed": tau, "none": 0.0,
-                "nearest": max(min(away[a, b] for b in centres if b != a) for a in centres)}[kind]
-    args = types.SimpleNamespace(margin=kind, tau=tau)
-    assert float(fedtgp.adaptive_margin(P * held.unsqueeze(2), held, args)) == pytest.approx(min(expected, tau), rel=1e-10)
-
-
-def test_adaptive_margin_of_one_class_is_zero():
-    for kind in ("pairwise", "nearest"):
-        args = types.SimpleNamespace(margin=kind, tau=100.0)
-        assert float(fedtgp.adaptive_margin(torch.randn(2, 1, 3), torch.ones(2, 1), args)) == 0
-
-
-@pytest.mark.parametrize("distance", ["euclidean", "mse"])
-@pytest.mark.parametrize("B,C,D", CASES)
-def test_regularization(distance, B, C, D):
-    z, A, y = vectors(B, D, 10), vectors(C, D, 11), torch.arange(B) % C
-    expected = np.mean([euclid(z[b], A[y[b]]) if distance == "euclidean" else euclid(z[b], A[y[b]]) ** 2 / D for b in range(B)])
-    assert fedsa.regularization(z, y, A, distance).item() == pytest.approx(expected, rel=1e-12)
-
-
-def test_classifier_calibration():
-    A, h = vectors(4, 3, 12), nn.Linear(3, 4).double().requires_grad_(False)
-    total = 0
-    for c in range(4):
-        logits = [sum(float(h.weight[k, d]) * float(A[c, d]) for d in range(3)) + float(h.bias[k]) for k in range(4)]
-        total += cross_entropy(logits, c)
-    assert fedsa.classifier_calibration(h, A).item() == pytest.approx(total / 4, rel=1e-10)
-
-
-@pytest.mark.parametrize("held", [[1, 1, 1, 1], [1, 0, 1, 1], [0, 1, 0, 0], [0, 0, 0, 0]])
-def test_average_margin(held):
-    P = vectors(4, 3, 13)
-    owned = [c for c in range(4) if held[c]]
-    total = sum(euclid(P[a], P[b]) for a in owned for b in owned if a != b)
-    expected = total / (len(owned) - 1) ** 2 if len(owned) > 1 else 0.0
-    assert float(fedsa.average_margin(P, torch.tensor(held))) == pytest.approx(expected, rel=1e-12)
-
-
-def test_ema_moves_only_what_was_seen():
-    A, P = torch.ones(3, 2), torch.zeros(3, 2)
-    moved = fedsa.ema(A, P, torch.tensor([True, False, True]), 0.75)
-    assert moved.tolist() == [[0.75, 0.75], [1, 1], [0.75, 0.75]]
-
-
-def anchor_args(**other):
-    return types.SimpleNamespace(**{**dict(classes=6, feature_dim=64, anchor_steps=100, no_projection=False), **other})
-
-
-def test_training_the_projection_separates_the_anchors():
-    def largest_cosine(**other):
-        a = nn.functional.normalize(common.seeded(lambda: fedsa.make_anchors(anchor_args(**other)), 0, "anchors"), dim=1)
-        return float((a @ a.T - 2 * torch.eye(6)).max())
-    assert largest_cosine() < -0.18 < 0 < largest_cosine(anchor_steps=0)  # -1/(C-1) is the best there is
-    assert largest_cosine(no_projection=True) != largest_cosine(anchor_steps=0)
-
-
-def test_one_class_has_anchors_too():
-    assert torch.isfinite(fedsa.make_anchors(anchor_args(classes=1))).all()
-
-
-def test_trained_global_prototypes_approach_the_uploads_and_keep_apart():
-    args = types.SimpleNamespace(classes=3, feature_dim=8, no_mlp=False, server_epochs=200, batch_size=4, lr=0.05, seed=0)
-    server = common.seeded(lambda: fedtgp.make_server(args), 0, "server")
-    centres = torch.randn(3, 8) * 2
-    uploads, held = centres + 0.1 * torch.randn(4, 3, 8), torch.ones(4, 3, dtype=torch.bool)
-    held[0, 1] = False
-    before = fedtgp.margin_contrastive(centres, torch.arange(3), server(torch.arange(3)), 1.0).item()
-    P, last = fedtgp.server_update(server, uploads, held, torch.tensor(1.0), 1, args)
-    after = fedtgp.margin_contrastive(centres, torch.arange(3), P, 1.0).item()
-    assert after < 0.2 * before and last < 0.2 * before
-    assert torch.cdist(centres, P).argmin(1).tolist() == [0, 1, 2]
-
+def test_losses_over_clusters():
+    P, W = double([[2, 0], [0, 3], [1, sqrt(3)], [-1, 0]]), double([0.2, 0.5, 0.8, 0.5])
+    s = fedplcc.similarity(double([[5, 0], [0.1, 0]]), P, 0.5)  # cosines 1, 0, 1/2 and -1
+    of = [1, 1e-3, sqrt(0.5), 1e-3]
+    assert s.tolist() == [near(of)] * 2
+    classes, y = torch.tensor([0, 1, 0, 1]), torch.tensor([0, 7])  # nobody has class 7
+    e = [exp(v / 0.3) * w for v, w in zip(of, W.tolist())]
+    assert fedplcc.contrast(s, y, classes, W, 0.3) == near(-log((e[0] + e[2]) / sum(e)))
+    assert fedplcc.correlation(s, y, classes, W, 0.5) == near(-0.8 * sqrt(0.5))  # 0.2 · 1 is less
+    assert fedplcc.correlation(s, y, classes, W, 0.51) == near(-0.8 * sqrt(0.5) - 0.2)
 
 def test_class_means_and_nearest_prototype():
-    class Identity(nn.Module):
-        feature_dim = 3
-
-        def features(self, x):
-            return x.float()
-    x, y = torch.randint(0, 9, (40, 3), dtype=torch.uint8), torch.arange(40) % 4
-    means, counts = common.class_means(Identity(), common.Samples(x, y), 5)
-    for c in range(5):
-        rows = [x[i].tolist() for i in range(40) if y[i] == c]
-        assert counts[c] == len(rows)
-        assert means[c].tolist() == pytest.approx(np.mean(rows, 0).tolist() if rows else [0, 0, 0], rel=1e-5)
-    present = torch.tensor([True, False, True, True, False])
-    guess = common.nearest_prototype(x.float(), means, present)
-    for b in range(40):
-        best = min((c for c in range(5) if present[c]), key=lambda c: euclid(x[b], means[c]))
-        assert euclid(x[b], means[guess[b]]) == pytest.approx(euclid(x[b], means[best]), rel=1e-5) and present[guess[b]]
-
-
-def test_nearest_prototype_far_from_the_origin():
-    P = vectors(40, 64, 20).float() * 0.1 + 1000
-    z = P.repeat(3, 1) + 0.001
-    assert common.nearest_prototype(z, P, torch.ones(40, dtype=torch.bool)).tolist() == list(range(40)) * 3
+    modes = []
+    net = SimpleNamespace(eval=lambda: modes.append("eval"), features=lambda x: x.float(), feature_dim=1)
+    data = common.Samples(torch.tensor([[1], [2], [6], [50]]).byte(), torch.tensor([0, 2, 2, 3]))
+    means, counts = common.class_means(net, data, SimpleNamespace(classes=5))
+    assert means.tolist() == [[1], [0], [4], [50], [0]] and counts.tolist() == [1, 0, 2, 1, 0] and modes
+    z = double([[0], [2], [3], [26], [28]]).float()
+    assert common.nearest_prototype(z, means, counts > 0).tolist() == [0, 0, 2, 2, 3]
+    far = torch.randn(40, 64) * 0.1 + 1000  # far from the origin and close together
+    assert common.nearest_prototype(far + 0.001, far, torch.ones(40) > 0).tolist() == list(range(40))
+    away = common.distances(double([[3, 4]]), double([[0, 0], [3, 4 + 1e-9]]))
+    assert away[0].tolist() == pytest.approx([5, 1e-9])
