@@ -81,16 +81,16 @@ def flat(net):
 
 # --- server -----------------------------------------------------
 
-def aggregate_anchors(uploads, counts, anchors, known, how="weighted"):
+def aggregate_anchors(local, counts, anchors, known, how="weighted"):
     """Eq. 9: a_c = Σ_k n_kc a_kc / Σ_k n_kc. "uniform": the plain mean over all participants; one that
     lacks the class counts with the old anchor, if there is one.
 
-    uploads (K, C, D), counts (K, C), anchors (C, D) and known (C,) bool so far ->
+    local (K, C, D), counts (K, C), anchors (C, D) and known (C,) bool so far ->
     the new ones. A class that nobody has keeps its anchor."""
-    weights = counts if how == "weighted" else (counts > 0).to(uploads.dtype)
+    weights = counts if how == "weighted" else (counts > 0).to(local.dtype)
     lacking = (len(counts) - weights.sum(0)) * known * (how == "uniform")
     total = weights.sum(0) + lacking
-    summed = torch.einsum("kcd,kc->cd", uploads, weights) + lacking[:, None] * anchors
+    summed = torch.einsum("kcd,kc->cd", local, weights) + lacking[:, None] * anchors
     mean = summed / total.clamp(min=1)[:, None]
     return torch.where(total[:, None] > 0, mean, anchors), known | (total > 0)
 
@@ -129,11 +129,12 @@ def client_update(client, anchors, known, t, args):
 
 def main(args):
     clients, net, tests = make_federation(args, args.validation, **NORMALISATION.get(args.dataset, {}))
-    validation = [client.test for client in clients if len(client.test.y)]
-    run = Run(args, "test", clients, select="acc_validation" if validation else "", guides="anchors",
-              tests=tests, personal=args.lite, net=net)
-    nothing, d = torch.zeros(args.classes, args.feature_dim, device=args.device), model_size(net)
-    anchors, known = run.start(nothing, nothing.sum(1) > 0)
+    validation = [client.test for client in clients if len(client.test.y)]           # their held-back share
+    run = Run(args, "test", clients, select="acc_validation" if validation else "", tests=tests,
+              personal=args.lite, net=net)
+    anchors, known = run.start(torch.zeros(args.classes, args.feature_dim, device=args.device),
+                               torch.zeros(args.classes, dtype=torch.bool, device=args.device))
+    d = model_size(net)
 
     for t in run.rounds():                  # known (C,): classes with an anchor; none until T_s: no matching
         chosen = participants(clients, t, args)
@@ -154,7 +155,8 @@ def main(args):
             local, counts = torch.stack(local), torch.stack(counts)
             anchors, known = aggregate_anchors(local, counts, anchors, known, args.aggregate)          # Eq. 9
             up += anchor_traffic(counts, args)
-        run.report(t, evaluate_global(net, tests, t, args, validation), losses, up, down, (anchors, known))
+        scores = evaluate_global(net, tests, t, args, validation)
+        run.report(t, scores, losses, up=up, down=down, state=(anchors, known))
     print(cluster_quality(net, tests, args))
     return run.finish()
 

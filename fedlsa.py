@@ -32,12 +32,11 @@ One round (C classes, L features, d the size of the model):
       elsewhere we deal ten over the domains in turn.
   [choice] --compactness l2: the ablation "uses L2-norm to constrain"; ours is the Euclidean distance to the
       anchor, with the same λ.
-  [choice] --lam 0 is FedAvg on the sphere, which may not be the paper's FedAvg. SYN is rendered by us unless
-      a folder `digits` holds the original.
+  [choice] --lam 0 is FedAvg on the sphere, which may not be the paper's FedAvg.
   [choice] Published numbers stand beside the final round; the paper names none.
 
     python fedlsa.py                                          embedded digits in four domains, under a minute
-    python fedlsa.py --dataset digits --trials 3              Table 2, but SYN is rendered by us
+    python fedlsa.py --dataset digits --trials 3              Table 2 (a folder: mnist, usps, svhn, syn)
     python fedlsa.py --dataset pacs                           Table 3
     python fedlsa.py --alpha 0                                without separation of the anchors
 """
@@ -138,7 +137,7 @@ def client_update(client, anchors, t, args):
 def main(args):
     clients, net, tests = make_federation(args, kind=SphereNet)
     server = seeded(lambda: Anchors(args), args.seed, "server").to(args.device)
-    run = Run(args, "test", clients, beside="final", guides="anchors", tests=tests, personal=False, net=net,
+    run = Run(args, "test", clients, beside="final", tests=tests, personal=False, net=net,
               server=server)
     anchors, d, extra = run.start(server().detach()), model_size(net), {}
 
@@ -152,7 +151,8 @@ def main(args):
         models, losses = zip(*for_each_client(client_update, chosen, anchors, t, args))
         net.load_state_dict(average(models, [len(client.train.y) for client in chosen]))
         up, down = len(chosen) * d, len(chosen) * (d + anchors.numel() * (args.lam > 0))
-        run.report(t, evaluate_global(net, tests, t, args), losses, up, down, (anchors,), **extra)
+        run.report(t, evaluate_global(net, tests, t, args), losses, up=up, down=down, state=(anchors,),
+                   **extra)
     return run.finish()
 
 

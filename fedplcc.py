@@ -108,10 +108,10 @@ def correlation(s, y, classes, weights, phi):
 
 # --- server -----------------------------------------------------
 
-def global_prototypes(uploads, args):
+def global_prototypes(local, args):
     """Eqs. 10 and 11: the clients' clusters, clustered class by class; the weights of a class sum to 1.
-    uploads: [(clusters (J, D), classes (J,), weights (J,))] -> such a triple, the server's prototypes."""
-    G, classes, weights = cluster_by_class(*map(torch.cat, zip(*uploads)), args)
+    local: [(clusters (J, D), classes (J,), weights (J,))] -> such a triple, the server's prototypes."""
+    G, classes, weights = cluster_by_class(*map(torch.cat, zip(*local)), args)
     total = weights.new_zeros(args.classes).index_add_(0, classes, weights)[classes]
     return G, classes, torch.ones_like(weights) if args.uniform_weights else weights / total
 
@@ -164,8 +164,8 @@ def main(args):
         net.load_state_dict(average(models, [len(client.train.y) for client in chosen]))             # N_k / N
         prototypes = () if fedavg else global_prototypes(local, args)                             # Eqs. 10-11
         up = len(chosen) * d + (0 if fedavg else sum(len(weights) for *_, weights in local) * (D + 1))
-        run.report(t, evaluate_global(net, tests, t, args), losses, up, down, (prototypes,),
-                   prototypes=0 if fedavg else len(prototypes[0]))
+        run.report(t, evaluate_global(net, tests, t, args), losses, up=up, down=down,
+                   state=(prototypes,), prototypes=0 if fedavg else len(prototypes[0]))
     return run.finish()
 
 

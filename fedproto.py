@@ -58,12 +58,12 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
 
 # --- server -----------------------------------------------------
 
-def weighted_mean(uploads, weights):
+def weighted_mean(local, weights):
     """Eq. 3 without 1/|N_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the participants.
 
-    uploads (K, C, D), weights (K, C), 0 where a client lacks the class -> P̄ (C, D), classes it has (C,)."""
+    local (K, C, D), weights (K, C), 0 where a client lacks the class -> P̄ (C, D), classes it has (C,)."""
     total = weights.sum(0)
-    return torch.einsum("kcd,kc->cd", uploads, weights) / total.clamp(min=1).unsqueeze(1), total > 0
+    return torch.einsum("kcd,kc->cd", local, weights) / total.clamp(min=1).unsqueeze(1), total > 0
 
 
 # --- client -----------------------------------------------------
@@ -87,8 +87,8 @@ def client_update(client, prototypes, known, t, args):
 def main(args):
     clients, C, D = make_clients(args), args.classes, args.feature_dim
     run = Run(args, "prototype", clients)
-    nothing = torch.zeros(C, D, device=args.device)
-    prototypes, known = run.start(nothing, nothing.sum(1) > 0)
+    prototypes, known = run.start(torch.zeros(C, D, device=args.device),
+                                  torch.zeros(C, dtype=torch.bool, device=args.device))
 
     for t in run.rounds():                                       # known (C,): classes with a global prototype
         chosen = participants(clients, t, args)
@@ -100,7 +100,7 @@ def main(args):
         prototypes, known = torch.where(seen[:, None], mean, prototypes), known | seen
         up = (counts > 0).sum() * (D + (args.aggregate == "weighted"))
         scores = evaluate_personal(clients, prototypes, known, t, args)
-        run.report(t, scores, losses, up, down, (prototypes, known))
+        run.report(t, scores, losses, up=up, down=down, state=(prototypes, known))
     return run.finish()
 
 

@@ -85,12 +85,12 @@ def make_anchors(args):
     return A if args.no_projection else project(A).detach()
 
 
-def weighted_mean(uploads, weights):
+def weighted_mean(local, weights):
     """Eq. 3 without 1/|N_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the participants.
 
-    uploads (K, C, D), weights (K, C), 0 where a client lacks the class -> P̄ (C, D), classes it has (C,)."""
+    local (K, C, D), weights (K, C), 0 where a client lacks the class -> P̄ (C, D), classes it has (C,)."""
     total = weights.sum(0)
-    return torch.einsum("kcd,kc->cd", uploads, weights) / total.clamp(min=1).unsqueeze(1), total > 0
+    return torch.einsum("kcd,kc->cd", local, weights) / total.clamp(min=1).unsqueeze(1), total > 0
 
 
 def ema(anchors, mean, seen, alpha):
@@ -112,8 +112,7 @@ def local_loss(net, x, y, anchors, margin, args):
 def client_update(client, anchors, t, args):
     """Trains the client's own model in place (Eq. 9) -> prototypes (C, D), counts (C,) (Eq. 2), mean loss."""
     prototypes, counts = class_means(client.net, client.train, args)                                   # Eq. 2
-    everyone = torch.ones_like(counts) > 0
-    margin = torch.maximum(average_margin(anchors, everyone),
+    margin = torch.maximum(average_margin(anchors, torch.ones_like(counts, dtype=torch.bool)),
                            average_margin(prototypes, counts > 0))                                 # d*, Eq. 6
     step = sgd_step(client.net, local_loss, args)
     losses = [step(x, y, anchors, margin) for x, y in minibatches(client, t, args)]
@@ -124,9 +123,9 @@ def client_update(client, anchors, t, args):
 
 def main(args):
     clients, D = make_clients(args), args.feature_dim
-    run = Run(args, "classifier", clients, guides="anchors")
+    run = Run(args, "classifier", clients)
     anchors = run.start(seeded(lambda: make_anchors(args), args.seed, "anchors").to(args.device))
-    everyone = torch.ones(args.classes, device=args.device) > 0
+    known = torch.ones(args.classes, dtype=torch.bool, device=args.device)         # every class has an anchor
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -134,8 +133,8 @@ def main(args):
         local, counts, losses = map(torch.stack, zip(*uploads))                      # (K, C, D), (K, C), (K,)
         anchors = ema(anchors, *weighted_mean(local, counts), args.alpha)                         # Eqs. 3, 10
         up, down = (counts > 0).sum() * (D + 1), len(chosen) * anchors.numel()
-        scores = evaluate_personal(clients, anchors, everyone, t, args)
-        run.report(t, scores, losses, up, down, (anchors,))
+        scores = evaluate_personal(clients, anchors, known, t, args)
+        run.report(t, scores, losses, up=up, down=down, state=(anchors,))
     return run.finish()
 
 

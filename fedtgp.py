@@ -66,14 +66,14 @@ def margin_contrastive(p, c, prototypes, margin):
 
 # --- server -----------------------------------------------------
 
-def adaptive_margin(uploads, owns, args):
+def adaptive_margin(local, owns, args):
     """Eq. 9: δ = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ), Q^c the clients' mean prototype of class c.
 
-    uploads (K, C, D), owns (K, C) bool -> scalar; 0 where fewer than two classes were uploaded."""
+    local (K, C, D), owns (K, C) bool -> scalar; 0 where fewer than two classes were uploaded."""
     if args.margin in ("fixed", "none"):
-        return torch.tensor(args.tau if args.margin == "fixed" else 0.0, device=uploads.device)
+        return torch.tensor(args.tau if args.margin == "fixed" else 0.0, device=local.device)
     owners = owns.sum(0)
-    centres = torch.einsum("kcd,kc->cd", uploads, owns.to(uploads.dtype)) / owners.clamp(min=1)[:, None]
+    centres = torch.einsum("kcd,kc->cd", local, owns.to(local.dtype)) / owners.clamp(min=1)[:, None]
     centres = centres[owners > 0]
     if len(centres) < 2:
         return centres.new_zeros(())
@@ -102,11 +102,11 @@ def server_loss(server, p, c, margin, args):
     return margin_contrastive(p, c, server(), margin)
 
 
-def server_update(server, uploads, owns, margin, t, args):
-    """S epochs of SGD on Eq. 10 over the uploads (K, C, D), owns (K,
-    C) bool -> P̂ (C, D), the last epoch's mean loss."""
-    batches = shuffled((uploads[owns], owns.nonzero()[:, 1]), args.server_epochs, args.batch_size,
-                       generator(args.seed, "server", t))
+def server_update(server, local, owns, margin, t, args):
+    """S epochs of SGD on Eq. 10 over the uploads: local (K, C, D), owns (K, C) bool -> P̂ (C, D), the last
+    epoch's mean loss."""
+    p, c = local[owns], owns.nonzero()[:, 1]                       # the uploaded prototypes and their classes
+    batches = shuffled((p, c), args.server_epochs, args.batch_size, generator(args.seed, "server", t))
     step = sgd_step(server, server_loss, args, momentum=0.0, weight_decay=0.0)
     losses = [step(p, c, margin) for p, c in batches]
     return server().detach(), torch.stack(losses[-(len(losses) // args.server_epochs):]).mean()
@@ -134,8 +134,8 @@ def main(args):
     clients, C, D = make_clients(args), args.classes, args.feature_dim
     server = seeded(lambda: GlobalPrototypes(args), args.seed, "server").to(args.device)
     run = Run(args, "prototype", clients, server=server)
-    nothing = torch.zeros(C, D, device=args.device)
-    prototypes, known = run.start(nothing, nothing.sum(1) > 0)
+    prototypes, known = run.start(torch.zeros(C, D, device=args.device),
+                                  torch.zeros(C, dtype=torch.bool, device=args.device))
 
     for t in run.rounds():                                               # known (C,): classes uploaded so far
         chosen = participants(clients, t, args)
@@ -147,8 +147,8 @@ def main(args):
         prototypes, loss = server_update(server, local, owns, margin, t, args)                        # Eq. 10
         known = known | owns.any(0)
         scores = evaluate_personal(clients, prototypes, known, t, args)
-        run.report(t, scores, losses, owns.sum() * D, down, (prototypes, known), server_loss=loss,
-                   margin=margin)
+        run.report(t, scores, losses, up=owns.sum() * D, down=down, state=(prototypes, known),
+                   server_loss=loss, margin=margin)
     return run.finish()
 
 

@@ -13,16 +13,15 @@ ROOT = Path(__file__).resolve().parent.parent
 def commands(text):
     """The commands with a script in the README's bash blocks and inline code, each once."""
     blocks = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.S)).splitlines()
-    inline = re.findall(r"`((?:python|torchrun) [^`…]+)`", text)
+    inline = re.findall(r"`(python [^`…]+)`", text)
     found = dict.fromkeys(re.sub(r"\s+#.*", "", line).strip() for line in blocks + inline)
-    return [command for command in found if re.match(r"(python|torchrun) .*\.py", command)]
+    return [command for command in found if re.match(r"python .*\.py", command)]
 
 def seventh_method(folder):
     """Make fedcon.py in a folder: fedproto.py, changed by .github/fedcon.diff -> how many lines change."""
     shutil.copy(ROOT / "fedproto.py", folder / "fedcon.py")
     subprocess.run(["git", "apply", ROOT / ".github" / "fedcon.diff"], cwd=folder, check=True)
     return len(re.findall(r"^[-+](?![-+])", (ROOT / ".github" / "fedcon.diff").read_text(), re.M))
-
 
 def main():
     parser = argparse.ArgumentParser(usage=__doc__)
@@ -44,8 +43,7 @@ def main():
                 print(f"--- left out, no {args.data / wanted.group(1)}: {command}", flush=True)
                 continue
             start, python = time.time(), shlex.quote(sys.executable)
-            words = re.sub("^torchrun", "python -m torch.distributed.run", command)
-            words = words.replace("python", python, 1)
+            words = command.replace("python", python, 1)
             done = subprocess.run(words, shell=True, cwd=folder, capture_output=True, text=True)
             failed += done.returncode != 0
             print(f"--- {command}\n    {time.time() - start:.0f} s, status {done.returncode}", flush=True)

@@ -68,7 +68,6 @@ LOSSES = {                                      # name: the script's and the ref
     "FedTGP Eq. 4": (fedproto.prototype_distance, among(distance_term, euclidean)),
     "FedTGP Eq. 4, mse": (among(fedproto.prototype_distance, "mse"), among(distance_term, mse)),
     "FedTGP Eq. 11": (fedtgp.prototype_distance, among(distance_term, euclidean)),
-    "FedTGP Eq. 11, mse": (among(fedtgp.prototype_distance, "mse"), among(distance_term, mse)),
     "FedTGP Eq. 6": (use(fedtgp.margin_contrastive, 0.0), use(margin_term, 0)),
     "FedTGP Eq. 10": (use(fedtgp.margin_contrastive, tensor(1.7)), use(margin_term, 1.7)),
     "FedSA Eq. 5": (use(fedsa.regularization), use(distance_term, ALL, euclidean)),
@@ -133,7 +132,6 @@ def test_fedplcc_losses(B, C, G, D, alpha, tau, phi):
     assert zero.grad.isfinite().all()
 
 # ---- means and margins
-
 federations = pytest.mark.parametrize("K, C, D", [(5, 6, 4), (1, 5, 3), (8, 2, 2), (3, 1, 3), (20, 10, 8)])
 
 def uploads_of(K, C, D):                      # with a class of nobody; rows of absent classes must not count
@@ -180,7 +178,6 @@ def test_margins(K, C, D, tau):
         agree(fedsa.average_margin(tensor(p), torch.tensor(owns)), want)
 
 # ---- FINCH
-
 def groups_of(x):                               # one pass: i and its first neighbour κ(i) belong together
     root = list(range(len(x)))
     find = lambda i: i if root[i] == i else find(root[i])
@@ -227,7 +224,6 @@ def test_fedplcc_global_prototypes(K, C, level):                # FedPLCC Eqs. 1
         agree(table(*fedplcc.global_prototypes(sent, args)), table(*zip(*rows)), 1e-5, 1e-6)
 
 # ---- models: class means, averages, and training steps by numerical derivatives
-
 weights_of = lambda module: [np.array(p.tolist(), float) for p in module.parameters()]
 # common.Net brings uint8 to [-1, 1]
 features_of = lambda w, x: [linear(w[0], w[1], row / 127.5 - 1) for row in x.flatten(1).double().numpy()]

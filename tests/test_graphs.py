@@ -1,6 +1,5 @@
 """CUDA graphs: what a captured step must not change. Without a GPU a stand-in runs what would be recorded."""
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -9,27 +8,33 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import common
 from conftest import SMALL, every_script, log, numbers
+from test_resume import MORE
 
-MORE = {"fedproto": "--participation 0.5", "fedsa": "--local-epochs 2", "fedfm": "--lite --model-every 2"}
-WORDS = {script: f"{SMALL[script]} {MORE.get(script, '')} --rounds 3" for script in SMALL}
+WORDS = {script: f"{SMALL[script]} {MORE[script]} --rounds 3" for script in SMALL}
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Modules say that they are on CUDA; what a capture would record is run; a replay runs the same closure,
-    that of the first round, as a graph would. -> the captured (module, tensors)."""
+    """Modules say that they are on CUDA. What a capture would record is run, as warm-up; a replay copies into
+    the first inputs and runs the closure of the first round, as a graph would, and its output is one tensor
+    that the next replay overwrites. -> the captured (module, inputs)."""
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(common, "graph_pool", lambda: None)
-    captured, capture = [], common.capture
+    captured = []
 
-    def stand_in(step, module, tensors):
-        inputs, graph, loss = capture(step, module, tensors)
-        graph.replay = lambda: loss.copy_(step(*inputs))
-        captured.append((module, tensors))
-        return inputs, graph, loss
-    monkeypatch.setattr(common, "capture", stand_in)
+    def stand_in(wrapped, inputs, pool):
+        assert wrapped.training and [*wrapped.parameters()] == [*wrapped[0].parameters()]
+        captured.append((wrapped[0], inputs))
+        output = [wrapped(*inputs).detach() for _ in range(3)][-1]
+
+        def replay(*tensors):
+            for held, value in zip(inputs, tensors, strict=True):
+                held.copy_(value)
+            value = wrapped.forward(*inputs)
+            output.copy_(value.detach())
+            value.data = output  # the memory of the loss is always the same
+            return value
+        return replay
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", stand_in)
     return captured
 
 @every_script
@@ -64,7 +69,7 @@ def test_a_loss_can_be_captured(script, run, monkeypatch):
     assert not operations & {"index by mask", "aten::nonzero", "aten::masked_select", "aten::_unique2"}
 
 def train(device, graph):
-    """Two rounds of batches of two shapes: the second shape is captured when momentum is under way."""
+    """Two rounds of batches of two shapes: the second is captured when momentum is under way."""
     torch.manual_seed(0)
     x = [torch.randn(n, 3).to(device) for n in (8, 8, 5, 8, 5)]
     net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to(device)
@@ -90,6 +95,5 @@ def test_graph_and_eager_agree_on_cuda(script, run):
 
 @cuda
 def test_a_real_capture_keeps_weights_buffers_and_momentum():
-    with torch.cuda.stream(torch.cuda.Stream()):
-        eager, graph = train("cuda", False), train("cuda", True)
+    eager, graph = train("cuda", False), train("cuda", True)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(eager, graph))

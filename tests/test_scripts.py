@@ -12,18 +12,18 @@ import common, fedfm
 from conftest import GLOBAL, OFF, PERSONAL, SMALL, arguments, every_script, log, numbers
 from test_data import picture
 
-FILES = set("args.json log.csv checkpoint.pt partition.png curves.png features.png margins.png".split())
+FILES = "args.json checkpoint.pt curves.png features.png log.csv margins.png partition.png".split()
 
 @every_script
 def test_a_run_leaves_its_folder_and_the_right_numbers(script, run):
     two, one = run(script, SMALL[script], "--workers 3"), run(script, SMALL[script].replace("--no-plots", ""))
-    assert two.folder.name == f"{script}-glyphs-s0" and one.folder.name == f"{script}-glyphs-s0-2"
-    assert {path.name for path in one.folder.iterdir()} == FILES and numbers(one) == numbers(two)
-    assert numbers(one) != numbers(run(script, SMALL[script], "--seed 1"))
+    assert [two.folder.name, one.folder.name] == [f"{script}-glyphs-s0", f"{script}-glyphs-s0-2"]
+    assert sorted(path.name for path in one.folder.iterdir()) == FILES
+    assert numbers(two) == numbers(one) != numbers(run(script, SMALL[script], "--seed 1"))
     rare, rows = log(run(script, SMALL[script], "--eval-every 2").folder), log(one.folder)
     assert math.isnan(rare[0]["accuracy"]) and rare[1]["accuracy"] == rows[1]["accuracy"]
     assert json.loads((one.folder / "args.json").read_text())["script"] == script and len(rows) == 2
-    assert re.search(r"round 1/2 .* loss -?[\d.]+ .* up .* down .* s .* left 0:00:", one.text)
+    assert re.search(r"round 1/2 .* loss -?[\d.]+ .* up .* down .* s .* left 0.0 min", one.text)
     assert one.text.splitlines()[-1] == f"everything is in {one.folder}"
     if script in PERSONAL:  # right answers over all test images of all clients
         known, right = one.state[1] if script != "fedsa" else torch.ones(10) > 0, np.zeros(2)
@@ -38,12 +38,12 @@ def test_a_run_leaves_its_folder_and_the_right_numbers(script, run):
         want = {d: 100 * float((net(x).argmax(1) == y).float().mean()) for d, (x, y) in one.tests.items()}
         want["test"] = np.mean([want[domain] for domain in common.GLYPH_DOMAINS])
     assert {kind: rows[-1][f"acc_{kind}"] for kind in want} == pytest.approx(want, abs=1e-3)
-    headline = {"fedproto": "prototype", "fedtgp": "prototype", "fedsa": "classifier"}.get(script, "test")
+    headline = dict(fedproto="prototype", fedtgp="prototype", fedsa="classifier").get(script, "test")
     assert all(row["accuracy"] == row[f"acc_{headline}"] for row in rows)
 
 @pytest.mark.parametrize("words", [
     "fedproto --distance mse --clients 1", "fedproto --aggregate uniform --batch-size 1",
-    "fedproto --clients 200", "fedproto --batch-size 100000 --feature-dim 7",
+    "fedproto --clients 60 --beta 9", "fedproto --batch-size 100000 --feature-dim 7",
     "fedproto --model htfe4 --momentum 0",
     "fedproto --partition domain --domain-clients plain:1,clutter:3 --domain-fraction 0.2",
     "fedtgp --margin nearest --clients 1", "fedtgp --margin fixed --model htcnn8",
@@ -62,14 +62,14 @@ def test_switches_and_corners(words, run):
     assert len(one.rows) == 2 and all(math.isfinite(row["loss"]) for row in one.rows)
 
 @every_script
-def test_a_method_beats_itself_without_its_terms(script, run):
+def test_a_method_beats_itself_without_its_terms(script, run, monkeypatch):
     """In accuracy, and one global model in how much of its features' variance lies between classes, in %."""
-    words = "--partition domain --image-size 24 --subset 1 --model cnn4 --lr 0.01 --momentum 0.9 --no-plots --eval-every 9 "
-    if script in PERSONAL:
-        words += "--domain-clients plain:4 --domain-fraction 0.15 --rounds 3 --local-epochs 3"
-    else:
-        words += "--domain-clients plain:3 --domain-fraction 15 --rounds 4 --local-epochs 4 --batch-size 16 "
-    words += {"fedlsa": "--server-steps 100", "fedfm": "--validation 0 --lam 5"}.get(script, "")
+    monkeypatch.setattr(fedfm, "cluster_quality", lambda *_: "")  # takes longer than the run
+    words = "--partition domain --subset 1 --model cnn4 --momentum 0.9 --rounds 3 --eval-every 9 --no-plots "
+    words += ("--image-size 24 --domain-clients plain:4 --domain-fraction 0.15 --local-epochs 3"
+              if script in PERSONAL else "--image-size 20 --domain-clients plain:2 --domain-fraction 20 "
+              "--local-epochs 4 --batch-size 16")
+    words += {"fedlsa": " --server-steps 100", "fedfm": " --validation 0 --lam 5"}.get(script, "")
     scores = []
     for one in run(script, words), run(script, words, OFF[script]):
         scores.append(one.rows[-1]["accuracy"])
@@ -78,8 +78,16 @@ def test_a_method_beats_itself_without_its_terms(script, run):
             z = F.normalize(common.extract(one.modules["net"], x), dim=1)
             within = sum((z[y == c] - z[y == c].mean(0)).square().sum() for c in range(10))
             scores[-1] = 100 * float(1 - within / (z - z.mean(0)).square().sum())
-            assert one.rows[-1]["acc_plain"] > 80  # chance is 10
+            assert one.rows[-1]["acc_plain"] > 70  # chance is 10
     assert scores[0] > scores[1] + (4 if script in PERSONAL else 6) and scores[0] > 60
+
+@pytest.mark.parametrize("script", ["fedproto", "fedtgp"])
+def test_classes_that_nobody_uploads_keep_their_prototypes(script, run):
+    words = "--clients 10 --participation 0.1 --partition pathological --classes-per-client 1 --rounds 6"
+    one = run(script, SMALL[script], "--subset 0.1", words)  # one client with one class a round
+    prototypes, known = one.state
+    down = [row["down"] // 512 for row in one.rows]
+    assert down == sorted(down) and 3 <= down[-1] <= known.sum() and prototypes[known].any(1).all()
 
 @pytest.mark.parametrize("scripts", [PERSONAL, GLOBAL[1:]])  # FedLSA's features are on the sphere
 def test_without_their_terms_methods_are_the_same_to_the_bit(scripts, run):
@@ -94,8 +102,8 @@ def test_traffic_is_counted_in_numbers(run):
     up, down = ({s: [row[way] for row in one.rows] for s, one in runs.items()} for way in ("up", "down"))
     assert up == dict(fedproto=[owned * 33] * 2, fedtgp=[owned * 32] * 2, fedsa=[owned * 33] * 2)
     assert down == dict(fedproto=[0, 4 * 320], fedtgp=[0, 4 * 320], fedsa=[4 * 320] * 2)
-    one = run("fedfm", "--model resnet18 --partition iid --clients 2 --local-epochs 1 --subset 0.01 --image-size 24",
-              "--aggregate uniform --rounds 2 --warmup 1 --no-plots")  # FedFM's table: 11,182 k, and 11,187 k
+    one = run("fedfm", "--image-size 24 --model resnet18 --partition iid --clients 2 --local-epochs 1",
+              "--subset 0.01 --aggregate uniform --rounds 2 --warmup 1 --no-plots")  # FedFM's table, in k
     assert [[round(row[way] / 2000) for row in one.rows] for way in ("up", "down")] == [[11182, 11187]] * 2
     one = run("fedfm", SMALL["fedfm"], "--lite --model-every 2 --rounds 5 --warmup 0")
     models, anchors = 4 * common.model_size(one.modules["net"]), int((one.args.counts > 0).sum()) * 513
@@ -127,8 +135,6 @@ def test_published_rows_are_recognised():
     row = [("Table 1, cross-silo", "90.88 ± 0.04", "")]
     for words, want in (("", row), ("--seed 3 --trials 3 --workers 1", row), ("--lr 0.02", [])):
         assert arguments("fedsa", "--dataset cifar10", words).published == want
-    words = "--dataset cifar100 --clients 100 --participation 0.1 --model htfe8 --lam-mcl 1"
-    assert arguments("fedsa", words).published[0][1] == "35.68 ± 0.17"
     assert "share" in arguments("fedlsa", "--dataset office").published[0][2]  # what is open
 
 def test_defaults_give_way_to_flags_and_follow_the_data(tmp_path):
@@ -149,25 +155,25 @@ BAD = {"(0, 1]": ["--participation 0", "--participation 1.5", "--participation x
        "(0, inf)": ["--beta 0", "--lr nan", "--domain-fraction 0", "fedlsa --tau -0.1"],
        "[0, 1]": ["--drop-rate 1.5"], "[0, 1)": ["--momentum 1", "fedfm --validation 1"],
        "[1, 1e9]": ["--clients 0", "--rounds -3", "--batch-size 0", "--eval-every 0"],
-       "[1, 1200]": ["--clients 5000"], "[1, 1]": ["--subset 1e-9 --clients 20"], "whole": ["--rounds 1.5"],
+       "at least 2": ["--clients 5000", "--partition missing --missing 10"],
+       "0 of 2 images of 10": ["--subset 1e-9 --clients 20"], "whole": ["--rounds 1.5"],
        "65536]": ["--feature-dim 0"], "[16, 1024]": ["--image-size 8"], "cnn4": ["--model vgg"],
        "[0, inf)": ["--weight-decay -1", "--lam -1"], "pathological": ["--partition sorted"],
-       "[1, 10]": ["--partition pathological --classes-per-client 11"], "auto, cpu": ["--device tpu"],
-       "[0, 9]": ["--partition missing --missing 10"], "[0, 4294967295]": ["--seed -1"],
-       "checkpoint.pt": ["--resume nowhere"], "NAME:": ["--domain-clients plain"], "": ["--none 1", "--lr"],
+       "device": ["--device tpu"], "[0, 1e9]": ["--seed -1"], "checkpoint.pt": ["--resume nowhere"],
+       "domain_clients": ["--domain-clients plain", "--domain-clients plain:0"], "": ["--none 1", "--lr"],
        "plain, thin, texture, clutter": ["--partition domain --domain-clients nowhere:1"],
-       "at least 2": ["--model resnet4 --batch-size 1"], "without --lite": ["fedfm --model-every 2"],
-       "plain": ["fedplcc --clients 8 --domain-fraction 1501"],
-       "thin": ["fedplcc --domain-clients thin:3 --domain-fraction 0.5"]}
+       "without --lite": ["fedfm --model-every 2"],
+       "client 2": ["fedplcc --domain-fraction 0.5 --domain-clients thin:3"]}
 
 @pytest.mark.parametrize("words,allowed", [(words, allowed) for allowed in BAD for words in BAD[allowed]])
 def test_bad_input_is_one_line_and_status_2(words, allowed, run, tmp_path, capsys):
     script = words.split()[0] if words.startswith("fed") else "fedproto"
     with pytest.raises(SystemExit) as stop:
-        run(script, words.removeprefix(script))
+        run(script, "--image-size 24", words.removeprefix(script))
     error = capsys.readouterr().err
     assert stop.value.code == 2 and error.count("\n") == 1 and allowed in error
-    assert re.findall("--[a-z-]+", words)[-1] in error and not (tmp_path / "runs").exists()
+    flag = words.split("--")[-1].split()[0]
+    assert re.search(f"--({flag}|clients)", error) and not (tmp_path / "runs").exists()
 
 def test_participants():
     sizes = np.random.default_rng(0).permutation(20) + 2
@@ -188,10 +194,11 @@ def test_batches_use_every_sample_once_and_never_a_single_one():
             assert all(1 < len(batch) <= size + 1 for batch in batches)
     assert [len(y) for y, in common.shuffled((torch.arange(3),), 1, 1, np.random.default_rng(0))] == [1] * 3
 
-def test_augment_moves_pixels_and_nothing_else():
+def test_augment_moves_and_flips_and_nothing_else():
     x = torch.zeros(64, 3, 32, 32, dtype=torch.uint8)
-    x[:, :, 12:20, 12:20] = 200
+    x[:, :, 12:20, 8:16] = 200
     out = fedfm.augment(x, np.random.default_rng(0))
     assert out.shape == x.shape and set(out.unique().tolist()) == {0.0, 200.0}
-    ink = out[:, 0].flatten(1).gt(0).sum(1)  # as much ink, in other places
-    assert ink.min() > 40 and ink.max() < 90 and len(out.unique(dim=0)) > 50
+    ink = out[:, 0] > 0
+    assert 40 < ink.sum((1, 2)).min() and ink.sum((1, 2)).max() < 90  # as much ink, in other places
+    assert 16 < (ink[..., 16:].sum((1, 2)) > 32).sum() < 48 and len(out.unique(dim=0)) > 50
