@@ -92,7 +92,7 @@ def main():
     bench, words = parser.parse_known_args()
     if "--dataset" not in words:  # the papers' setting, not this dataset's defaults
         words = "--subset 1 --image-size 32 --model cnn4 --local-epochs 1 --momentum 0".split() + words
-    args, cores, cuda = conftest.arguments("fedproto", *words), common.cores(), torch.cuda.is_available()
+    args, cores, cuda = conftest.arguments("fedproto", *words), common.CORES, torch.cuda.is_available()
     print(torch.cuda.get_device_name() if cuda else f"{cores} cores", f"torch {torch.__version__}", *words)
     rows, sizes = {}, write_for_htfllib(bench.htfllib, args) if bench.htfllib else ()
     for _ in range(bench.repetitions):

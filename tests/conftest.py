@@ -6,9 +6,9 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-torch.set_num_threads(1)
-
 import common  # noqa: E402
+
+torch.set_num_threads(1)
 
 OWN = "--image-size 24 --model cnn4 --local-epochs 1 --subset 0.05 --clients 4 --rounds 2 --no-plots "
 ONE = "--image-size 24 --local-epochs 1 --subset 0.1 --domain-fraction 4 --batch-size 9 --rounds 2 --no-plots"
