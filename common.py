@@ -491,7 +491,7 @@ def sgd_step(module, loss, args, graph=True, **other):
 
 def minibatches(client, t, args):
     """(x, y) for E = args.local_epochs over the client's training images, shuffled anew in each."""
-    client.test_features = None  # its model is about to change
+    client.test_features = None  # from its last test: its model is about to change
     rng = generator(args.seed, "batches", t, client.id)
     return shuffled(client.train, args.local_epochs, args.batch_size, rng)
 

@@ -8,31 +8,32 @@ anchor of its class, so that the averaged models share one space.
 
 One round (C classes, C_k of them at client k, D features, d the size of the model):
   1. the server sends the model                                                              down: d numbers
-     each participant returns its class means with it, and its class counts (Eq. 8)          up: C_k·(D + 1)
+     each participant sends its class means with it, and its class counts (Eq. 8)            up: C_k·(D + 1)
   2. the server averages them into the anchors (Eq. 9) and sends these                       down: C·D
   3. each participant trains the model: cross-entropy + λ · matching of features to anchors (Eqs. 2, 10)
   4. each sends its model, the server averages them by their numbers of images (Eq. 11)      up: d
   5. the global model is tested on the server's test images, by its classifier; the best round is the one with
      the best mean accuracy over the clients' own validation images (20 % of theirs)
-The first T_s rounds are FedAvg: there are no anchors, steps 1 and 2 send the model only.
+The first T_s rounds are FedAvg: there are no anchors, step 1 sends the model only, step 2 falls away.
 
-FedFM-Lite (--lite) saves a handshake: anchors come from the local models after
-training, and travel with them, from round T_s on. With --model-every a, models travel
-every a-th round, in the first T_s, too; in between clients keep their models.
+FedFM-Lite (--lite, at the end of this file) saves a handshake: from round T_s on, anchors come from the local
+models after training, travel with them, and serve in the next round. With --model-every a, models travel
+every a-th round only; in between clients keep theirs, and the anchors go on.
 
   [choice] The paper writes cross-entropy of an already soft-maxed similarity; one softmax is meant.
   [choice] The anchor is normalised, too, after averaging: the similarity is a cosine. Anchors come from
-      features in eval mode. SGD's momentum starts at zero in each round.
+      features in eval mode. SGD's momentum starts at zero in each round. BatchNorm's statistics are averaged
+      with the weights, and are not counted in d. A class without an anchor takes no part in the matching.
   [choice] NIID-1: per class over clients, none to a client that is full, redrawn until all have a minimum.
   [choice] --match l2 is FedFM with the squared distance of normalised vectors (Eq. 3 has no norms; Section
       VII-D, 67.98, λ not given). It is not VII-C's "generalised FedProto". --prox adds FedProx's term.
   [choice] NIID-2: the text speaks of several dominant categories, Table III's caption of one. One per client
-      on ten classes, C/K on more. The dominant share 0.46, CIFAR-100's augmentation and the input
-      normalisation are from github.com/rui-ye/FedFM. NIID-3's cyclic choice of missing classes is ours.
-  [choice] --aggregate uniform: a client without a class sends the old anchor for it, so C·D numbers go up.
-  [choice] A class without an anchor yet takes no part in the matching.
-  [choice] With --lite every client gets the model at an exchange; those that take part in the last round
-      before the next one send theirs. Models also travel up in the last round.
+      on ten classes, C/K on more. The dominant share 0.46, CIFAR-100's augmentation and small stem, and the
+      input normalisation are from github.com/rui-ye/FedFM. NIID-3's cyclic choice of missing classes is ours.
+  [choice] A client sends the anchors of the C_k classes that it has, with counts; the paper counts all C.
+      --aggregate uniform: without a class it sends the old anchor, so C·D numbers go up.
+  [choice] FedFM-Lite: a holds in the first T_s rounds, too. All clients get the model at an exchange; those
+      of the last round before the next one send theirs. Models also travel up in the last round.
 
     python fedfm.py                                           embedded digits in four domains, under a minute
     python fedfm.py --dataset cifar10 --trials 3              Table III, NIID-1
@@ -87,18 +88,18 @@ def aggregate_anchors(local, counts, anchors, known, how="weighted"):
 
     local (K, C, D), counts (K, C), anchors (C, D) and known (C,) bool so far ->
     the new ones. A class that nobody has keeps its anchor."""
-    weights = counts if how == "weighted" else (counts > 0).to(local.dtype)
-    lacking = (len(counts) - weights.sum(0)) * known * (how == "uniform")
-    total = weights.sum(0) + lacking
-    summed = torch.einsum("kcd,kc->cd", local, weights) + lacking[:, None] * anchors
-    mean = summed / total.clamp(min=1)[:, None]
+    if how == "uniform":
+        local = torch.where((counts > 0)[:, :, None], local, anchors)
+        counts = ((counts > 0) | known).to(local.dtype)
+    total = counts.sum(0)
+    mean = torch.einsum("kcd,kc->cd", local, counts) / total.clamp(min=1)[:, None]
     return torch.where(total[:, None] > 0, mean, anchors), known | (total > 0)
 
 
 # --- client -----------------------------------------------------
 
 def own_means(client, t, args):
-    """Eq. 8: the class means (C, D) of the client's model, and its class counts (C,)."""
+    """Eq. 8: the class means (C, D) of the client's model in eval mode, its class counts (C,). t: unused."""
     return class_means(client.net, client.train, args)
 
 
@@ -115,57 +116,51 @@ def local_loss(net, x, y, anchors, known, start, args):
 
 
 def client_update(client, anchors, known, t, args):
-    """Trains the client's model in place (Eq. 10) -> its weights,
-    class means (C, D), counts (C,), mean loss."""
+    """Trains the client's model in place (Eq. 10) -> its weights, mean loss."""
     step, rng = sgd_step(client.net, local_loss, args), generator(args.seed, "augment", t, client.id)
     start = flat(client.net).detach() if args.prox else anchors.new_zeros(0)
     losses = [step(augment(x, rng) if args.augment else x, y, anchors, known, start)
               for x, y in minibatches(client, t, args)]
-    means = own_means(client, t, args) if args.lite else (None, None)                                  # Eq. 8
-    return client.net.state_dict(), *means, torch.stack(losses).mean()
+    return client.net.state_dict(), torch.stack(losses).mean()
 
 
 # --- the rounds: Algorithm 1 ------------------------------------
+
+def new_anchors(chosen, anchors, known, t, args):
+    """Eqs. 8 and 9 with the models that clients hold now -> anchors (C, D), known (C,), numbers sent up."""
+    local, counts = map(torch.stack, zip(*for_each_client(own_means, chosen, t, args)))
+    up = counts.numel() * args.feature_dim if args.aggregate == "uniform" else (
+        (counts > 0).sum() * (args.feature_dim + 1))
+    return *aggregate_anchors(local, counts, anchors, known, args.aggregate), up
+
 
 def main(args):
     clients, net, tests = make_federation(args, args.validation, **NORMALISATION.get(args.dataset, {}))
     validation = [client.test for client in clients if len(client.test.y)]           # their held-back share
     run = Run(args, "test", clients, select="acc_validation" if validation else "", tests=tests,
-              personal=args.lite, net=net)
+              personal=args.lite, net=net)                            # with --lite clients keep their models
     anchors, known = run.start(torch.zeros(args.classes, args.feature_dim, device=args.device),
                                torch.zeros(args.classes, dtype=torch.bool, device=args.device))
     d = model_size(net)
 
-    for t in run.rounds():                  # known (C,): classes with an anchor; none until T_s: no matching
+    for t in run.rounds():                                               # known (C,): classes with an anchor
         chosen = participants(clients, t, args)
-        ends = t % args.model_every == 0 or t == args.rounds                       # clients send their model
-        receivers = (clients if args.lite else chosen) if (t - 1) % args.model_every == 0 else []
-        for client in receivers:
-            client.net.load_state_dict(net.state_dict())
-        up, down = ends * len(chosen) * d, len(receivers) * d
-        if args.lam and t > args.warmup and not args.lite:                                        # steps 1, 2
-            local, counts = map(torch.stack, zip(*for_each_client(own_means, chosen, t, args)))        # Eq. 8
-            anchors, known = aggregate_anchors(local, counts, anchors, known, args.aggregate)          # Eq. 9
-            up += anchor_traffic(counts, args)
-        down += len(chosen) * known.sum() * args.feature_dim
-        models, local, counts, losses = zip(*for_each_client(client_update, chosen, anchors, known, t, args))
-        if ends:
+        if args.lite:
+            anchors, known, losses, up, down = lite_round(net, clients, chosen, anchors, known, t, args)
+        else:
+            up = len(chosen) * d
+            for client in chosen:
+                client.net.load_state_dict(net.state_dict())
+            if args.lam and t > args.warmup:
+                anchors, known, sent = new_anchors(chosen, anchors, known, t, args)                # Eqs. 8, 9
+                up += sent
+            down = len(chosen) * (d + known.sum() * args.feature_dim)
+            models, losses = zip(*for_each_client(client_update, chosen, anchors, known, t, args))
             net.load_state_dict(average(models, [len(client.train.y) for client in chosen]))          # Eq. 11
-        if args.lite and args.lam and t >= args.warmup:
-            local, counts = torch.stack(local), torch.stack(counts)
-            anchors, known = aggregate_anchors(local, counts, anchors, known, args.aggregate)          # Eq. 9
-            up += anchor_traffic(counts, args)
         scores = evaluate_global(net, tests, t, args, validation)
         run.report(t, scores, losses, up=up, down=down, state=(anchors, known))
     print(cluster_quality(net, tests, args))
     return run.finish()
-
-
-def anchor_traffic(counts, args):
-    """How many numbers go up with anchors: counts (K, C) -> scalar."""
-    if args.aggregate == "uniform":
-        return counts.numel() * args.feature_dim
-    return (counts > 0).sum() * (args.feature_dim + 1)
 
 
 # --- settings ---------------------------------------------------
@@ -246,6 +241,25 @@ def flags(group):
 def settle(args):
     if args.model_every > 1 and not args.lite:
         bad(f"--model-every {args.model_every}: must be 1 without --lite")
+
+
+# --- FedFM-Lite -------------------------------------------------
+
+def lite_round(net, clients, chosen, anchors, known, t, args):
+    """One round with a single handshake (Section VI): models every a-th round, anchors after training."""
+    d, up, down = model_size(net), 0, len(chosen) * known.sum() * args.feature_dim
+    if (t - 1) % args.model_every == 0:
+        down = down + len(clients) * d
+        for client in clients:
+            client.net.load_state_dict(net.state_dict())
+    models, losses = zip(*for_each_client(client_update, chosen, anchors, known, t, args))
+    if t % args.model_every == 0 or t == args.rounds:
+        up = len(chosen) * d
+        net.load_state_dict(average(models, [len(client.train.y) for client in chosen]))              # Eq. 11
+    if args.lam and t >= args.warmup:
+        anchors, known, sent = new_anchors(chosen, anchors, known, t, args)                        # Eqs. 8, 9
+        up = up + sent
+    return anchors, known, losses, up, down
 
 
 # --- details: CIFAR-100's augmentation, Table V -----------------

@@ -7,11 +7,12 @@ client pulls its features towards the average of their class, so that all client
 thing by "class 3" without seeing each other's data or weights.
 
 One round (C classes, C_i of them at client i, D features):
-  1. the server sends the prototypes of the classes seen so far to each participant          down: C·D numbers
+  1. the server sends the prototypes of the classes seen so far to each participant    down: D numbers a class
   2. each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 4)
   3. each sends the class means of its features and its class counts (Eq. 2)                 up: C_i·(D + 1)
   4. the server averages them, weighted by the counts (Eq. 3)
-  5. every client's model is tested on its own images: by the nearest new prototype, and by its classifier
+  5. every client's model is tested on its own held-back images: by the nearest new prototype, and by its
+     classifier
 
 Choices, most of them shared with fedtgp.py and fedsa.py:
   [choice] φ, λ: Euclidean distance and 0.1 in the papers, mean squared error and 10 in HtFLlib (--distance).
@@ -52,8 +53,8 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     z (B, D) features, y (B,) classes, prototypes (C, D), known (C,) bool -> scalar; 0 without any."""
     away = z - prototypes[y]
     phi = away.norm(dim=1) if distance == "euclidean" else away.square().mean(dim=1)
-    counts = known[y].to(z.dtype)
-    return (phi * counts).sum() / counts.sum().clamp(min=1)
+    has = known[y].to(z.dtype)
+    return (phi * has).sum() / has.sum().clamp(min=1)
 
 
 # --- server -----------------------------------------------------
@@ -77,7 +78,7 @@ def local_loss(net, x, y, prototypes, known, args):
 
 def client_update(client, prototypes, known, t, args):
     """Trains the client's own model in place (Eq. 4) -> prototypes (C, D), counts (C,) (Eq. 2), mean loss."""
-    step = sgd_step(client.net, local_loss, args)
+    step = sgd_step(client.net, local_loss, args)                             # train mode, momentum from zero
     losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()         # Eq. 2, eval mode
 
@@ -107,7 +108,7 @@ def main(args):
 # --- settings ---------------------------------------------------
 
 PAPERS = dict(clients=20, participation=1.0, partition="dirichlet", beta=0.1, model="cnn4", rounds=1000,
-              local_epochs=1, batch_size=10, lr=0.01)  # FedTGP's and FedSA's, the model FedSA's
+              local_epochs=1, batch_size=10, lr=0.01, momentum=0.0, weight_decay=0.0, feature_dim=512)
 DEFAULTS = {
     "glyphs": dict(PAPERS, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3,
                    momentum=0.9),

@@ -14,7 +14,8 @@ One round (C classes, C_i of them at client i, D features):
      that margin (Eq. 7) + λ3 · its classifier on the anchors (Eq. 8): Eq. 9
   3. each sends the class means of its features and its class counts (Eq. 2)                 up: C_i·(D + 1)
   4. the server averages them by the counts (Eq. 3) and moves the anchors a little towards the mean (Eq. 10)
-  5. every client's model is tested on its own images: by its classifier, and by the nearest new anchor
+  5. every client's model is tested on its own held-back images: by its classifier, and by the nearest new
+     anchor
 
 Choices, besides those of fedproto.py (Eq. 3, λ1 and φ, same weights, score); all anchors take part:
   [choice] The paper calls the projection of the anchors trainable but gives no loss for
@@ -114,7 +115,7 @@ def client_update(client, anchors, t, args):
     prototypes, counts = class_means(client.net, client.train, args)                                   # Eq. 2
     margin = torch.maximum(average_margin(anchors, torch.ones_like(counts, dtype=torch.bool)),
                            average_margin(prototypes, counts > 0))                                 # d*, Eq. 6
-    step = sgd_step(client.net, local_loss, args)
+    step = sgd_step(client.net, local_loss, args)                             # train mode, momentum from zero
     losses = [step(x, y, anchors, margin) for x, y in minibatches(client, t, args)]
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()                    # Eq. 2
 
@@ -141,7 +142,7 @@ def main(args):
 # --- settings ---------------------------------------------------
 
 PAPERS = dict(clients=20, participation=1.0, partition="dirichlet", beta=0.1, model="cnn4", rounds=1000,
-              local_epochs=1, batch_size=10, lr=0.01)
+              local_epochs=1, batch_size=10, lr=0.01, momentum=0.0, weight_decay=0.0, feature_dim=512)
 DEFAULTS = {
     "glyphs": dict(PAPERS, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3,
                    momentum=0.9),

@@ -6,28 +6,30 @@ prototypes ("margin shrink"). Here the server *learns* the global prototypes. Ea
 passed through a small network. It is drawn to the uploaded prototypes of its class and pushed from those of
 all others, with a margin that is the largest distance between the clients' class centres, at most τ.
 
-One round (C classes, C_i of them at client i, D features):
-  1. the server sends the prototypes of the classes seen so far to each participant          down: C·D numbers
+One round (K participants, C classes, C_i of them at client i, D features; the paper's K is our D):
+  1. the server sends the prototypes of the classes seen so far to each participant    down: D numbers a class
   2. each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 11)
   3. each sends the class means of its features (Eq. 2), without counts                      up: C_i·D
   4. the server takes the margin from their class centres (Eq. 9) and trains its prototypes on them (Eq. 10)
-  5. every client's model is tested on its own images: by the nearest new prototype, and by its classifier
+  5. every client's model, participant or not, is tested on its own held-back images: by the nearest new
+     prototype of a class seen so far, and by its classifier
 
-Choices, besides those of fedproto.py (λ and φ, per sample, same weights, absent classes, score):
+Choices, besides those explained in fedproto.py (λ = 0.1, φ Euclidean; Eq. 11 per sample, not per class mean;
+classes without prototype left out; same initial weights per architecture; score Σ right / Σ images):
   [choice] Margin. Eq. 9 takes the largest distance between class centres; HtFLlib takes the
       largest distance to the *nearest* other class, and the caption of Fig. 1 defines margin by
       the minimum, too. --margin pairwise or nearest. `fixed` (ablation FM, the paper gives no
       value) is τ itself, `none` the contrastive loss of Eq. 6 (SCL).
-  [choice] F's hidden width is D, and v ~ N(0, I). The server's SGD has the clients' learning rate and batch
-      size, but no momentum or weight decay.
+  [choice] θ_F's hidden width is D, the vectors v^c are N(0, I). Both last over rounds; the server's SGD is
+      new in each, with the clients' learning rate and batch size, without momentum or weight decay.
   [choice] Eq. 10 is a sum over uploads; we take the mean over a batch of them, as HtFLlib does. A class
       that is not uploaded in this round is only pushed away.
   [choice] Only prototypes of classes seen so far are sent, none in round 1: others never met their class.
-  [choice] Default model: the paper's own experiments use HtFE8
-      (--model htfe8); ours is cnn4, as in FedSA's Table 1. Grey images become RGB.
-Watch `server_loss`: in issue 2 of github.com/TsingZ0/FedTGP its authors say that it must come near 0 (1e-3
-and less on 100 classes) before accuracy jumps. In the paper FedTGP reaches FedProto's best 36.34 % on
-CIFAR-100 after 17 rounds, FedProto itself after 489 (Appendix B). HtFLlib: see fedproto.py.
+  [choice] Default model: the paper's own experiments use HtFE8 (--model htfe8); ours is cnn4, as in FedSA's
+      Table 1 (htcnn8 on glyphs and fmnist). Grey images become RGB.
+Watch `server_loss`, the last epoch's mean: in issue 2 of github.com/TsingZ0/FedTGP its authors say that it
+must come near 0 (1e-3 and less on 100 classes) before accuracy jumps. In the paper FedTGP reaches FedProto's
+best 36.34 % on CIFAR-100 after 17 rounds, FedProto itself after 489 (Appendix B). HtFLlib: see fedproto.py.
 
     python fedtgp.py                                                          embedded digits, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                         Table 1, practical
@@ -51,8 +53,8 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     z (B, D) features, y (B,) classes, prototypes (C, D), known (C,) bool -> scalar; 0 without any."""
     away = z - prototypes[y]
     phi = away.norm(dim=1) if distance == "euclidean" else away.square().mean(dim=1)
-    counts = known[y].to(z.dtype)
-    return (phi * counts).sum() / counts.sum().clamp(min=1)
+    has = known[y].to(z.dtype)
+    return (phi * has).sum() / has.sum().clamp(min=1)
 
 
 def margin_contrastive(p, c, prototypes, margin):
@@ -71,7 +73,7 @@ def adaptive_margin(local, owns, args):
 
     local (K, C, D), owns (K, C) bool -> scalar; 0 where fewer than two classes were uploaded."""
     if args.margin in ("fixed", "none"):
-        return torch.tensor(args.tau if args.margin == "fixed" else 0.0, device=local.device)
+        return torch.tensor({"fixed": args.tau, "none": 0.0}[args.margin], device=local.device)
     owners = owns.sum(0)
     centres = torch.einsum("kcd,kc->cd", local, owns.to(local.dtype)) / owners.clamp(min=1)[:, None]
     centres = centres[owners > 0]
@@ -108,8 +110,8 @@ def server_update(server, local, owns, margin, t, args):
     p, c = local[owns], owns.nonzero()[:, 1]                       # the uploaded prototypes and their classes
     batches = shuffled((p, c), args.server_epochs, args.batch_size, generator(args.seed, "server", t))
     step = sgd_step(server, server_loss, args, momentum=0.0, weight_decay=0.0)
-    losses = [step(p, c, margin) for p, c in batches]
-    return server().detach(), torch.stack(losses[-(len(losses) // args.server_epochs):]).mean()
+    losses = [step(*batch, margin) for batch in batches]
+    return server().detach(), torch.stack(losses).view(args.server_epochs, -1)[-1].mean()
 
 
 # --- client -----------------------------------------------------
@@ -122,8 +124,9 @@ def local_loss(net, x, y, prototypes, known, args):
 
 
 def client_update(client, prototypes, known, t, args):
-    """Trains the client's own model in place (Eq. 11) -> prototypes (C, D), counts (C,), mean loss."""
-    step = sgd_step(client.net, local_loss, args)
+    """Trains the client's own model in place (Eq. 11) -> prototypes (C, D), counts (C,), of which the server
+    sees only which are > 0, and the mean loss."""
+    step = sgd_step(client.net, local_loss, args)                             # train mode, momentum from zero
     losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()         # Eq. 2, eval mode
 
@@ -133,7 +136,7 @@ def client_update(client, prototypes, known, t, args):
 def main(args):
     clients, C, D = make_clients(args), args.classes, args.feature_dim
     server = seeded(lambda: GlobalPrototypes(args), args.seed, "server").to(args.device)
-    run = Run(args, "prototype", clients, server=server)
+    run = Run(args, "prototype", clients, server=server)                                 # kept in checkpoints
     prototypes, known = run.start(torch.zeros(C, D, device=args.device),
                                   torch.zeros(C, dtype=torch.bool, device=args.device))
 
@@ -146,6 +149,7 @@ def main(args):
         margin = adaptive_margin(local, owns, args)                                                    # Eq. 9
         prototypes, loss = server_update(server, local, owns, margin, t, args)                        # Eq. 10
         known = known | owns.any(0)
+        prototypes = prototypes * known[:, None]
         scores = evaluate_personal(clients, prototypes, known, t, args)
         run.report(t, scores, losses, up=owns.sum() * D, down=down, state=(prototypes, known),
                    server_loss=loss, margin=margin)
@@ -155,7 +159,7 @@ def main(args):
 # --- settings ---------------------------------------------------
 
 PAPERS = dict(clients=20, participation=1.0, partition="dirichlet", beta=0.1, model="cnn4", rounds=1000,
-              local_epochs=1, batch_size=10, lr=0.01)
+              local_epochs=1, batch_size=10, lr=0.01, momentum=0.0, weight_decay=0.0, feature_dim=512)
 DEFAULTS = {
     "glyphs": dict(PAPERS, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3,
                    momentum=0.9),

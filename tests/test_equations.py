@@ -333,7 +333,7 @@ def test_clients(name):
     want, losses = sgd(loss, start, 2, 0.1, 0.9, 0.01)
     args = settings(local_epochs=2, batch_size=8, lam=0.7, distance="mse", lam_r=0.3, lam_mcl=0.2, lam_cc=0.6,
                     tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4, lam_corr=0.9, phi=0.5,
-                    local_prototypes="mean", lite=True, match="cg", temperature=0.3, prox=0.8, augment=False)
+                    local_prototypes="mean", match="cg", temperature=0.3, prox=0.8, augment=False)
     data = common.Samples(x, torch.tensor(y))
     client, sent = common.Client(0, data, data, copy.deepcopy(net)), tensor(p).float()
     what = dict(fedsa=(sent,), fedlsa=(sent,), fedplcc=((sent, torch.tensor(KINDS), torch.tensor(SHARES)),))
@@ -343,6 +343,8 @@ def test_clients(name):
         agree(a, b, 1e-4, 1e-5)
     if name in ("fedlsa", "fedplcc", "fedfm"):  # uploads are the trained model's
         assert all(torch.equal(v, client.net.state_dict()[k]) for k, v in uploads.pop(0).items())
+    if name == "fedfm":
+        uploads = fedfm.own_means(client, 1, args)
     if name in ("fedproto", "fedtgp", "fedsa", "fedfm"):        # FedTGP and FedSA Eq. 2, FedFM Eq. 8
         agree(uploads[0], means(want), 1e-4, 1e-5)
         assert uploads[1].tolist() == [3, 3, 2]
