@@ -23,13 +23,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torchvision
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter
 from PIL import Image, ImageDraw, ImageFont
 
 CORES = torch.get_num_threads()  # at the start of the program, torch's choice
 
 # --- randomness ---
-# Every random choice is a function of seed, purpose, round and client, never of a generator's state.
+# Every random choice is a function of seed, purpose, round and client, never of a shared state.
 
 def generator(seed, purpose, *where):
     """A numpy generator for one purpose, e.g. `generator(args.seed, "batches", round, client)`."""
@@ -342,7 +342,7 @@ def mlp(widths):
 
 def feature_extractor(name, size, feature_dim, small_stem=False):
     """An extractor by name: images (B, 3, size, size) -> (B, whatever it has)."""
-    if name in CONVNETS:  # convolutions 5x5, pooling, ReLU; then linear layers
+    if name in CONVNETS:
         layers, channels, (convolutions, widths) = [], 3, CONVNETS[name]
         for width in (32, 64)[:convolutions]:
             layers += [nn.Conv2d(channels, width, 5), nn.MaxPool2d(2), nn.ReLU()]
@@ -411,7 +411,7 @@ def make_clients(args):
 
 def make_federation(args, validation=0.0, kind=Net, **normalisation):
     """For one global model: training images divided over clients, each holding back a share `validation` ->
-    clients, global model (a `kind`, inputs normalised by mean, std), test images {domain: Samples}."""
+    clients, model (a `kind`, inputs normalised by mean, std), test images {domain: Samples}."""
     data = load_dataset(args)
     clients = divide(args, data, torch.nonzero(~data.test).flatten(), validation)
     tests = {data.domains[d]: samples(data, data.test & (data.domain == d), args.device)
@@ -446,8 +446,8 @@ def samples(data, index, device):
     return Samples(data.x[index].to(device, memory_format=torch.channels_last), data.y[index].to(device))
 
 def participants(clients, t, args):
-    """A share ρ (args.participation) of the clients, less those that fail (args.drop_rate), at least one.
-    The largest first, so that workers do not wait for it in the end."""
+    """A share ρ (args.participation) of the clients, less those that fail (args.drop_rate), at least one. The
+    largest first: then workers wait least."""
     size = max(1, round(args.participation * len(clients)))
     chosen = generator(args.seed, "participants", t).choice(len(clients), size, replace=False)
     report = [i for i in chosen if generator(args.seed, "drop", t, i).random() >= args.drop_rate]
@@ -471,22 +471,23 @@ def side_by_side(function, items, workers):
 # --- local training ---
 def sgd_step(module, loss, args, graph=True, **other):
     """`step(*tensors)`: one SGD step on `loss(module, *tensors, args)`, in train mode -> the loss. Momentum
-    starts at zero here; `other`: options instead of args'."""
+    starts at zero; `other`: options instead of args'."""
     options = dict(lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay) | other
     optimizer = torch.optim.SGD(module.parameters(), **options, fused=True)
     module.train()
 
-    def forward(*tensors):
-        return loss(module, *tensors, args)
+    def passes(*tensors):
+        optimizer.zero_grad()
+        value = loss(module, *tensors, args)
+        value.backward()
+        return value.detach()
     if graph and next(module.parameters()).is_cuda and not args.no_graph:
-        forward = graphed(forward, module)
+        passes = graphed(passes, module)
 
     def step(*tensors):
-        optimizer.zero_grad()
-        value = forward(*tensors)
-        value.backward()
+        value = passes(*tensors)
         optimizer.step()
-        return value.detach().clone()
+        return value.clone()
     return step
 
 def minibatches(client, t, args):
@@ -497,7 +498,7 @@ def minibatches(client, t, args):
 
 def shuffled(tensors, epochs, batch_size, rng):
     """Batches of tensors (B, ...). [choice] The last, smaller one is used (HtFLlib drops it); a single sample
-    joins the batch before, because BatchNorm cannot train on one."""
+    joins the batch before: BatchNorm cannot train on one."""
     orders = np.stack([rng.permutation(len(tensors[0])) for _ in range(epochs)])
     for order in torch.from_numpy(orders).to(tensors[0].device):
         batches = list(order.split(batch_size))
@@ -512,23 +513,39 @@ def average(states, weights):
             if value.is_floating_point() else torch.stack([state[name] for state in states]).amax(0)
             for name, value in states[0].items()}
 
-graph_pool = functools.cache(torch.cuda.graph_pool_handle)
+graph_pool, graph_stream = map(functools.cache, (torch.cuda.graph_pool_handle, torch.cuda.Stream))
 
-def graphed(forward, module):
-    """`forward` and its backward pass as CUDA graphs, which launch hundreds of small kernels at once.
-    Recorded once per shapes of the tensors, kept with the module, all in one pool of memory."""
+def graphed(passes, module):
+    """`passes` (forward, backward) as a CUDA graph, hundreds of small kernels in one launch. Recorded once for
+    shapes of the tensors and kept with the module, all in one pool of memory."""
     graphs = module.__dict__.setdefault("graphs", {})
 
     def replay(*tensors):
         shapes = tuple(value.shape for value in tensors)
         if shapes not in graphs:
-            inputs, wrapped = tuple(value.clone() for value in tensors), nn.ModuleList([module])
-            wrapped.forward, before = forward, [value.clone() for value in module.buffers()]
-            graphs[shapes] = torch.cuda.make_graphed_callables(wrapped, inputs, pool=graph_pool())
-            for value, old in zip(module.buffers(), before):  # BatchNorm's: the warm-up changed them
-                value.copy_(old)
-        return graphs[shapes](*tensors)
+            graphs[shapes] = record(passes, module, [value.clone() for value in tensors])
+        graph, inputs, loss, gradients = graphs[shapes]
+        for held, value in zip(inputs, tensors):
+            held.copy_(value)
+        graph.replay()
+        for p, gradient in zip(module.parameters(), gradients):
+            p.grad = gradient
+        return loss
     return replay
+
+def record(passes, module, inputs):
+    """-> the graph, its inputs, loss and gradients, in fixed memory; the module stays as it was."""
+    before, graph, stream = [b.clone() for b in module.buffers()], torch.cuda.CUDAGraph(), graph_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # warm up: libraries choose kernels and take their memory
+            passes(*inputs)
+    module.zero_grad()
+    with torch.cuda.graph(graph, pool=graph_pool(), stream=stream):
+        loss = passes(*inputs)
+    for value, old in zip(module.buffers(), before):  # BatchNorm's, which the warm-up changed
+        value.copy_(old)
+    return graph, inputs, loss, [p.grad for p in module.parameters()]
 
 # --- evaluation ---
 def distances(a, b):
@@ -549,7 +566,7 @@ def class_means(net, data, args):
     return member.T @ extract(net, data.x) / counts.clamp(min=1).unsqueeze(1), counts
 
 def nearest_prototype(z, prototypes, known):
-    """The class of the nearest prototype: z (n, D), prototypes (C, D), known (C,) bool -> (n,)."""
+    """The nearest prototype's class: z (n, D), prototypes (C, D), known (C,) bool -> (n,)."""
     return distances(z, prototypes).masked_fill(~known, math.inf).argmin(1)
 
 @torch.no_grad()
@@ -562,16 +579,16 @@ def own_test(client, prototypes, known, t, args):
     return torch.stack([(guess == y).sum() for guess in guesses])
 
 def evaluate_personal(clients, prototypes, known, t, args):
-    """Accuracy in % of all clients' models on their own test images, Σ right / Σ images, by classifier and
-    nearest prototype (C, D), known (C,) bool. nan in rounds that --eval-every leaves out."""
+    """Accuracy in % of all clients' models on their own test images, Σ right / Σ images, by classifier and by
+    nearest prototype. nan in rounds that --eval-every leaves out."""
     if t % args.eval_every and t != args.rounds:
         return {"classifier": math.nan, "prototype": math.nan}
     right = 100 * sum(for_each_client(own_test, clients, prototypes, known, t, args))
     return dict(zip(["classifier", "prototype"], (right / sum(len(c.test.y) for c in clients)).tolist()))
 
 def evaluate_global(net, tests, t, args, validation=()):
-    """Accuracy in % of the global model on each domain's test images {domain: Samples}; "test" is the mean
-    over domains, "validation" that over the clients' images (Samples). nan as above."""
+    """Accuracy in % of the global model on test images {domain: Samples}; "test" is the mean over domains,
+    "validation" that over the clients' [Samples]. nan as above."""
     def accuracy(data):
         if t % args.eval_every and t != args.rounds:
             return math.nan
@@ -582,10 +599,10 @@ def evaluate_global(net, tests, t, args, validation=()):
 
 # --- run folder ---
 class Run:
-    """A run's folder, log, printed lines, pictures, checkpoints. headline: the prediction that the paper
-    reports; beside: the round beside a published number, "best" or "final"; select: the column that picks the
-    best round, if not the prediction's; tests: images for features.png, if not the clients'; personal:
-    checkpoints hold the clients' models; modules: what else they hold, a global model as `net`."""
+    """A run's folder, log, printed lines, pictures, checkpoints. headline: the prediction, beside: the round
+    ("best", "final") beside published numbers; select: the column that picks the best round, if not the
+    prediction's; tests: images for features.png, if not the clients'; personal: checkpoints hold the clients'
+    models; modules: what else they hold, a global model as `net`."""
 
     def __init__(self, args, headline, clients, *, beside="best", select="", tests=None, personal=True,
                  **modules):
@@ -604,6 +621,7 @@ class Run:
             for client in self.clients if self.personal else ():
                 client.net.load_state_dict(held["nets"][client.id])
             state, self.rows = held["state"], held["rows"]
+            held.clear()  # its memory
             print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
         self.state = state
         return state[0] if len(state) == 1 else state
@@ -615,11 +633,9 @@ class Run:
 
     def report(self, t, scores, losses, up, down, state, **extra):
         """End round t: log, print, save, draw. scores: {prediction: accuracy in %}; losses: the clients'; up,
-        down: how many numbers all clients together sent and got; state: as in `start`, first the prototypes
-        (C, D), or (vectors (G, D), classes (G,), ...); extra: more to log, SystemExit 1 if not finite."""
+        down: numbers that all clients sent and got; state: as in `start`, first the prototypes (C, D), or
+        (vectors (G, D), classes (G,), ...); extra: more to log."""
         args, extra = self.args, {name: float(value) for name, value in extra.items()}
-        if not all(map(math.isfinite, extra.values())):
-            sys.exit(f"round {t}: not finite: {extra}; lower --lr {args.lr:g}")
         scores = {self.headline: scores[self.headline], **scores}
         row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()},
                "loss": float(sum(losses) / len(losses)), "up": int(up), "down": int(down),
@@ -663,9 +679,8 @@ class Run:
         most = sorted(self.clients, key=lambda client: -len(client.test.y))[:6]
         groups = ({name: (net, data) for name, data in self.tests.items()} if net else
                   {f"client {client.id}": (client.net, client.test) for client in most})
-        trained = [(net or client.net, client.train) for client in self.clients]
         self.picture(f"features{suffix}", plot_features, groups, *stars, t)
-        self.picture(f"margins{suffix}", plot_margins, trained, *stars, t)
+        self.picture(f"margins{suffix}", plot_margins, net, self.clients, *stars, t)
 
     def finish(self):
         """Pictures and last lines -> {"best by ...": %, "final by ...": %} of each prediction."""
@@ -695,7 +710,7 @@ def new_folder(args):
             return folder
         folder = Path(f"{first}-{number}")
 
-def predictions(rows):  # what a log has of them
+def predictions(rows):
     return [kind for kind in ("classifier", "prototype", "test") if f"acc_{kind}" in rows[0]]
 
 def best_round(rows, kind, select=""):
@@ -712,7 +727,6 @@ def mean_std(values):
 # --- pictures ---
 matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25,
                             "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150})
-BESIDE = dict(loc="center left", bbox_to_anchor=(1, 0.5))  # a legend's place
 
 def class_ticks(args):
     every = -(-args.classes // 40)  # at most 40 names
@@ -721,15 +735,13 @@ def class_ticks(args):
 def plot_partition(args):
     """A dot's area: a client's training images of a class."""
     (K, C), (client, kind) = args.counts.shape, np.nonzero(args.counts)
-    figure = Figure(figsize=(3 + min(12, K / 3), 2 + min(9, C / 3)))
-    axis, area = figure.subplots(), 400 * min(1, 10 / C) ** 2 / args.counts.max()
-    dots = axis.scatter(client, kind, s=area * args.counts[client, kind], alpha=0.7)
-    scale = dots.legend_elements("sizes", num=3, func=lambda size: size / area)
-    axis.legend(*scale, title="images", **BESIDE)
-    axis.set(xlabel="client", ylabel="class", xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3))
+    axis = Figure(figsize=(3 + min(12, K / 3), 2 + min(9, C / 3))).subplots()
+    area = 400 * min(1, 10 / C) ** 2 / args.counts.max()
+    axis.scatter(client, kind, s=area * args.counts[client, kind], alpha=0.7)
+    axis.set(xlabel=f"client (the largest dot: {args.counts.max()} training images)", ylabel="class",
+             xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3), xticks=range(0, K, -(-K // 25)))
     axis.set_yticks(*class_ticks(args))
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
+    return axis.figure
 
 def plot_curves(curves, args=None):
     """Accuracy and losses over rounds, means over seeds and their range. curves: [(label, column, logs)]."""
@@ -746,14 +758,14 @@ def plot_curves(curves, args=None):
             if k in table:
                 right.plot(rounds + 1, table[k].mean(0), line, color=f"C{n}")
     if hasattr(args, "majority"):
-        left.axhline(args.majority, color="grey", linestyle=":", label="most frequent class")
+        left.axhline(args.majority, color="grey", linestyle="--", label="most frequent class")
     left.set(xlabel="round", ylabel="test accuracy (%)")
-    right.set(xlabel="round", ylabel="the clients' mean loss (dotted: the server's)")
+    right.set(xlabel="round", ylabel="clients' mean loss" + " (dotted: server's)" * ("server_loss" in table))
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 def embed(z, y, seed):
-    """Points (n, D) in two dimensions, and how: t-SNE with scikit-learn; else, at unit length, the directions
+    """Points (n, D) in two dimensions, and how: t-SNE; without scikit-learn, at unit length, the directions
     in which the means of the classes y (n,) differ most."""
     try:
         from sklearn.manifold import TSNE
@@ -775,10 +787,9 @@ def plot_features(groups, stars, classes, t, args):
     z, y, group = (torch.cat([part.cpu() for part in column]) for column in zip(*parts))
     points, how = embed(z, y, args.seed)
     shown = y.bincount(minlength=args.classes).argsort(descending=True, stable=True)[:10].sort().values
-    figure = Figure(figsize=(7.5, 5.6))
-    axis = figure.subplots()
+    axis = Figure(figsize=(7.5, 5.6)).subplots()
     axis.set(xticks=[], yticks=[], xlabel=f"{how} after round {t}: {len(shown)} of {args.classes} classes")
-    markers = "o^sDvPX<>ph8Hd"[:len(groups)] + "*"
+    markers = "o^DvPX<>ph8Hd"[:len(groups)] + "*"
     for n, k in enumerate(shown):
         axis.plot([], [], "s", color=f"C{n}", label=str(args.class_names[k])[:18])
         for g, marker in enumerate(markers):
@@ -786,31 +797,30 @@ def plot_features(groups, stars, classes, t, args):
             own = points[(y == k) & (group == g)].T
             axis.plot(*own, marker, color=f"C{n}", markersize=size, markeredgecolor=edge, alpha=0.7)
     for name, marker in zip([*groups, "server's"], markers):
-        axis.plot([], [], marker, color="grey", label=name[:20])
-    axis.legend(**BESIDE)
-    return figure
+        axis.plot([], [], marker, color="black", label=name[:20])
+    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return axis.figure
 
 def margins(vectors, classes, C):
     """Per class the smallest distance of its vectors to another class's, inf without -> C numbers."""
     apart = distances(vectors, vectors).masked_fill(classes == classes.unsqueeze(1), math.inf)
     return [min(apart[classes == c].flatten().tolist(), default=math.inf) for c in range(C)]
 
-def plot_margins(clients, stars, classes, t, args):
-    """Margins (FedTGP Fig. 1) of clients [(net, Samples)] and of stars (G, D) of classes (G,)."""
+def plot_margins(net, clients, stars, classes, t, args):
+    """Margins (FedTGP Fig. 1) of clients, by `net` or their own, and of stars (G, D) of classes (G,)."""
     table = []
-    for net, data in clients:
-        means, counts = class_means(net, data, args)
+    for client in clients:
+        means, counts = class_means(net or client.net, client.train, args)
         table.append(margins(means[counts > 0], counts.nonzero().flatten(), args.classes))
     table, server = np.ma.masked_invalid(table), np.ma.masked_invalid(margins(stars, classes, args.classes))
-    figure = Figure(figsize=(8, 4))
-    axis = figure.subplots()
+    axis = Figure(figsize=(8, 4)).subplots()
     axis.plot(table.max(0), "^", label=f"best of {len(clients)} clients")
     axis.plot(table.mean(0), "o", label="mean over the clients that have the class")
     axis.plot(server, "*", markersize=12, label="server's")
     axis.set_xticks(*class_ticks(args), rotation=90 if args.classes > 10 else 0)
     axis.set(ylabel=f"distance to the nearest other class, round {t}", ylim=(0, None))
-    figure.legend(loc="outside lower center", ncols=3)
-    return figure
+    axis.figure.legend(loc="outside lower center", ncols=3)
+    return axis.figure
 
 # --- comparing runs ---
 def table_row(settings):
@@ -827,20 +837,18 @@ def compare(folders):
         groups.setdefault(json.dumps(table_row(about)), (about, {}))[1][about["seed"]] = rows
     if not groups:
         bad("no run folders; try: python common.py runs/*")
-    heads = "run | flags | seeds | by | best % | final % | rounds | numbers sent | s per round"
-    print(f"| {heads} |\n" + "|---" * 9 + "|")
+    print("| run | flags | seeds | by | best % | final % | rounds | numbers sent |\n" + "|---" * 8 + "|")
     for about, runs in groups.values():
         others = [other for other, _ in groups.values() if other["script"] == about["script"]]
-        changed = [f"--{k.replace('_', '-')} {v}" for k, v in table_row(about).items()
-                   if any(other.get(k) != v for other in others)]
+        changed = [f"--{k.replace('_', '-')} {v}".removesuffix(" True") for k, v in table_row(about).items()
+                   if str(v) not in ("None", "False", "") and any(other.get(k) != v for other in others)]
         name, flags, logs = f"{about['script']} {about['dataset']}", " ".join(changed), list(runs.values())
         sent = np.mean([sum(row["up"] + row["down"] for row in rows) for rows in logs])
-        seconds = np.median([row["seconds"] for rows in logs for row in rows])
         for kind in predictions(logs[0]):
             best = [best_round(rows, kind, about["select"].replace("accuracy", ""))[0] for rows in logs]
             final = [rows[-1][f"acc_{kind}"] for rows in logs]
             print(f"| {name}", flags, ",".join(map(str, sorted(runs))), kind, mean_std(best), mean_std(final),
-                  len(logs[0]), short(sent), f"{seconds:.2f} |", sep=" | ")
+                  len(logs[0]), f"{short(sent)} |", sep=" | ")
         curves.append((f"{about['script']} {flags}, by {about['headline']}", "accuracy", logs))
     plot_curves(curves).savefig(Path(folders[0]).parent / "compare.png")
 
@@ -870,25 +878,22 @@ def device(text):
     """An argparse type: auto, cpu, cuda or cuda:N -> a device that is here."""
     text = ("cuda" if torch.cuda.is_available() else "cpu") if text == "auto" else text
     try:
-        torch.zeros(1, device=text)
+        return str(torch.zeros(1, device=text).device)
     except (RuntimeError, AssertionError):
         raise ValueError
-    return text
 
 COUNT, FROM_ZERO = number(int, "[1, 1e9]"), number(int, "[0, 1e9]")
 POSITIVE, SHARE = number(float, "(0, inf)"), number(float, "(0, 1]")
 FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a switch
     "data": [
         ("dataset", str, "glyphs", f"glyphs (embedded), digits, {', '.join(TORCHVISION)}, or a folder"),
-        ("data", str, "./data", "where image folders and downloads lie"),
-        ("subset", SHARE, 1.0, "a random share of the data"),
+        ("data", str, "./data", "where images and downloads lie"), ("subset", SHARE, 1.0, "of the data"),
         ("image-size", number(int, "[16, 1024]"), None, "pixels (None: the dataset's own)")],
     "federation": [
         ("clients", COUNT, None, "K (None: 20, by domain one each)"),
         ("participation", SHARE, 1.0, "ρ, the share of clients in a round"),
         ("partition", [*PARTITIONS], "dirichlet", "of data"),
-        ("beta", POSITIVE, 0.1, "β of 'dirichlet'"),
-        ("classes-per-client", COUNT, 2, "of 'pathological'"),
+        ("beta", POSITIVE, 0.1, "β of 'dirichlet'"), ("classes-per-client", COUNT, 2, "of 'pathological'"),
         ("missing", FROM_ZERO, 1, "classes a client lacks in 'missing'"),
         ("dominant-share", SHARE, 0.46, "of a client's large class in 'dominant'"),
         ("domain-clients", domain_clients, None, "NAME:N,NAME:N (None: client i has domain i mod n)"),
@@ -900,8 +905,7 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
         ("small-stem", bool, False, "ResNets: 3x3 without max-pool, not the 7x7 stem")],
     "training": [
         ("rounds", COUNT, 1000, "T"), ("local-epochs", COUNT, 1, "E"), ("batch-size", COUNT, 10, "B"),
-        ("lr", POSITIVE, 0.01, "learning rate η"),
-        ("momentum", number(float, "[0, 1)"), 0.0, "of SGD; starts at zero in every round"),
+        ("lr", POSITIVE, 0.01, "η, of SGD"), ("momentum", number(float, "[0, 1)"), 0.0, "new in each round"),
         ("weight-decay", number(float, "[0, inf)"), 0.0, "of SGD")],
     "method": [],
     "run": [
@@ -909,19 +913,17 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
         ("trials", COUNT, 1, "seeds SEED, SEED+1, ...; prints mean ± std"),
         ("device", device, "auto", "auto, cpu, cuda, cuda:1 ..."),
         ("workers", FROM_ZERO, 0, "clients side by side on a CPU (0: one per core)"),
-        ("no-graph", bool, False, "no CUDA graphs, to compare"),
         ("eval-every", COUNT, 1, "rounds between evaluations"),
         ("checkpoint-every", FROM_ZERO, 10, "rounds between checkpoints (0: none)"),
-        ("resume", str, None, "the folder of a run to go on with"),
-        ("out", str, "runs", "where run folders are made"),
+        ("resume", str, None, "the folder of a run to go on with"), ("out", str, "runs", "for run folders"),
         ("plot-every", FROM_ZERO, 0, "rounds between feature pictures (0: at the end)"),
-        ("no-plots", bool, False, "no pictures")]}
+        ("no-plots", bool, False, "no pictures"), ("no-graph", bool, False, "no CUDA graphs, to compare")]}
 NOT_SETTINGS = "data device workers no_graph trials out resume checkpoint_every plot_every no_plots".split()
 
 def make_parser(script, flags):
     """The flags that all scripts share, and the method's own."""
-    parser = argparse.ArgumentParser(script + ".py", allow_abbrev=False,
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(script + ".py", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+                                     allow_abbrev=False, description="Defaults where --dataset sets none:")
     parser.error = bad
     for name, rows in FLAGS.items():
         group = parser.add_argument_group(name)
@@ -934,8 +936,8 @@ def make_parser(script, flags):
     return parser
 
 def parse(script, defaults, published, flags, settle, words):
-    """Command line -> args: what is typed, over the dataset's defaults, over the shared ones. args.settings:
-    the flags that decide a run's numbers; args.published: the rows that have the same."""
+    """Command line -> args: what is typed, over the dataset's defaults, over the shared ones; settings: the
+    flags that decide a run's numbers; published: the rows that have the same."""
     def read(words, saved=None):
         parser = make_parser(script, flags)
         typed = parser.parse_args(words)
@@ -958,8 +960,7 @@ def parse(script, defaults, published, flags, settle, words):
         for k, v in held["settings"].items():
             if args.settings.get(k) != v:
                 bad(f"--{k.replace('_', '-')} {args.settings.get(k)}: must be {v}, as in {args.resume}")
-        if args.trials > 1:
-            bad(f"--trials {args.trials}: must be 1 with --resume")
+        args.trials = 1
     args.checkpoint, args.script = held, script
     if args.device.startswith("cuda"):
         torch.cuda.set_device(args.device)
@@ -969,7 +970,7 @@ def parse(script, defaults, published, flags, settle, words):
     return args
 
 def read_checkpoint(args, script):
-    """The checkpoint in args.resume; exit status 2 where there is none that this script can go on from."""
+    """The checkpoint in args.resume; exit status 2 where this script cannot go on from it."""
     try:
         held = torch.load(Path(args.resume, "checkpoint.pt"), map_location=args.device, weights_only=True)
         assert held["script"] == script
@@ -979,7 +980,7 @@ def read_checkpoint(args, script):
 
 def launch(main, defaults, published, flags, settle=lambda args: None, words=None):
     """Run a method script: main(args) once per trial. defaults: {dataset: {setting: value}}, "cifar10" for
-    datasets not named, "domains" for such with several; published: [(command line, table, accuracy[, what is
+    those not named, "domains" for such with several; published: [(command line, table, accuracy[, what is
     open])]; flags(group) adds the method's own; settle(args) fills defaults that depend on others."""
     script = Path(sys.argv[0]).stem if main.__module__ == "__main__" else main.__module__
     args = parse(script, defaults, published, flags, settle, sys.argv[1:] if words is None else words)

@@ -1,5 +1,6 @@
 """CUDA graphs: what a captured step must not change. Without a GPU a stand-in runs what would be recorded."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -14,27 +15,30 @@ WORDS = {script: f"{SMALL[script]} {MORE[script]} --rounds 3" for script in SMAL
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Modules say that they are on CUDA. What a capture would record is run, as warm-up; a replay copies into
-    the first inputs and runs the closure of the first round, as a graph would, and its output is one tensor
-    that the next replay overwrites. -> the captured (module, inputs)."""
+    """Modules say that they are on CUDA. What a capture would record is run; a replay copies into the first
+    inputs and runs the closure of the first round, as a graph would, and loss and gradients are always the same
+    memory. -> the captured (module, inputs)."""
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(common, "graph_pool", lambda: None)
-    captured = []
+    monkeypatch.setattr(common, "graph_stream", lambda: SimpleNamespace(wait_stream=lambda _: None))
+    for name in ("graph", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: contextlib.nullcontext())
+    captured, record = [], common.record
 
-    def stand_in(wrapped, inputs, pool):
-        assert wrapped.training and [*wrapped.parameters()] == [*wrapped[0].parameters()]
-        captured.append((wrapped[0], inputs))
-        output = [wrapped(*inputs).detach() for _ in range(3)][-1]
+    def stand_in(passes, module, inputs):
+        graph, inputs, loss, gradients = record(passes, module, inputs)
+        captured.append((module, inputs))
 
-        def replay(*tensors):
-            for held, value in zip(inputs, tensors, strict=True):
-                held.copy_(value)
-            value = wrapped.forward(*inputs)
-            output.copy_(value.detach())
-            value.data = output  # the memory of the loss is always the same
-            return value
-        return replay
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", stand_in)
+        def replay():
+            loss.copy_(passes(*inputs))
+            for held, p in zip(gradients, module.parameters()):
+                held.copy_(p.grad)
+                p.grad = None
+        graph.replay = replay
+        return graph, inputs, loss, gradients
+    monkeypatch.setattr(common, "record", stand_in)
     return captured
 
 @every_script
@@ -89,7 +93,7 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @cuda
 @every_script
 def test_graph_and_eager_agree_on_cuda(script, run):
-    words = WORDS[script] + " --device cuda"
+    words = WORDS[script] + " --device cuda --trials 2"
     for a, b in zip(*(log(run(script, words, flag).folder) for flag in ("", "--no-graph")), strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-2)
 
