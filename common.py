@@ -1,5 +1,5 @@
 """What the six method scripts share, in the order in which data flows; no method lives here.
-Shapes in docstrings: N images, K clients, C classes, D features, B images in a batch."""
+Shapes: N images, K clients, C classes, D features, B images in a batch."""
 
 import argparse
 import csv
@@ -11,10 +11,10 @@ import os
 import sys
 import time
 import zlib
+from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -42,13 +42,8 @@ def seeded(make, seed, purpose):
         return make()
 
 # --- datasets ---
-class Dataset(NamedTuple):
-    x: torch.Tensor       # (N, 3, height, width) uint8
-    y: torch.Tensor       # (N,) the class
-    domain: torch.Tensor  # (N,) index of the domain
-    test: torch.Tensor    # (N,) bool: of the published test split
-    classes: list         # names
-    domains: list         # names, one where the set has none
+# images x (N, 3, height, width) uint8, classes y (N,), domain (N,), test (N,) bool: of the test split
+Dataset = namedtuple("Dataset", "x y domain test classes domains")  # and the names of classes and domains
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fmnist": "FashionMNIST",
                "flowers102": "Flowers102", "usps": "USPS", "svhn": "SVHN"}
@@ -385,9 +380,7 @@ def model_size(net):
     return sum(p.numel() for p in net.parameters())
 
 # --- clients ---
-class Samples(NamedTuple):
-    x: torch.Tensor  # (n, 3, height, width) uint8, on the device
-    y: torch.Tensor  # (n,)
+Samples = namedtuple("Samples", "x y")  # (n, 3, height, width) uint8 and (n,), on the device
 
 @dataclass
 class Client:
@@ -491,8 +484,8 @@ def sgd_step(module, loss, args, graph=True, **other):
     return step
 
 def minibatches(client, t, args):
-    """(x, y) for E = args.local_epochs over the client's training images, shuffled anew in each."""
-    client.test_features = None  # from its last test: its model is about to change
+    """(x, y) for E = args.local_epochs over the training images, shuffled anew in each."""
+    client.test_features = None  # its model is about to change
     rng = generator(args.seed, "batches", t, client.id)
     return shuffled(client.train, args.local_epochs, args.batch_size, rng)
 
@@ -516,8 +509,8 @@ def average(states, weights):
 graph_pool, graph_stream = map(functools.cache, (torch.cuda.graph_pool_handle, torch.cuda.Stream))
 
 def graphed(passes, module):
-    """`passes` (forward, backward) as a CUDA graph, hundreds of small kernels in one launch. Recorded once for
-    shapes of the tensors and kept with the module, all in one pool of memory."""
+    """`passes` (forward, backward) as a CUDA graph: hundreds of small kernels in one launch. Recorded once
+    per shapes of the tensors, kept with the module, all in one pool of memory."""
     graphs = module.__dict__.setdefault("graphs", {})
 
     def replay(*tensors):
@@ -583,8 +576,13 @@ def evaluate_personal(clients, prototypes, known, t, args):
     nearest prototype. nan in rounds that --eval-every leaves out."""
     if t % args.eval_every and t != args.rounds:
         return {"classifier": math.nan, "prototype": math.nan}
-    right = 100 * sum(for_each_client(own_test, clients, prototypes, known, t, args))
-    return dict(zip(["classifier", "prototype"], (right / sum(len(c.test.y) for c in clients)).tolist()))
+    right = 100 * torch.stack(for_each_client(own_test, clients, prototypes, known, t, args)).cpu()  # (K, 2)
+    sizes = torch.tensor([[len(client.test.y)] for client in clients])
+    if t == args.rounds:
+        spread = (right / sizes).nanquantile(torch.tensor([0, 0.5, 1]), 0).T.flatten()
+        print("clients, lowest, median, highest: by classifier {:.1f} {:.1f} {:.1f}, prototype {:.1f} {:.1f} "
+              "{:.1f} %".format(*spread))
+    return dict(zip(["classifier", "prototype"], (right.sum(0) / sizes.sum()).tolist()))
 
 def evaluate_global(net, tests, t, args, validation=()):
     """Accuracy in % of the global model on test images {domain: Samples}; "test" is the mean over domains,
@@ -788,7 +786,7 @@ def plot_features(groups, stars, classes, t, args):
     points, how = embed(z, y, args.seed)
     shown = y.bincount(minlength=args.classes).argsort(descending=True, stable=True)[:10].sort().values
     axis = Figure(figsize=(7.5, 5.6)).subplots()
-    axis.set(xticks=[], yticks=[], xlabel=f"{how} after round {t}: {len(shown)} of {args.classes} classes")
+    axis.set(xticks=[], yticks=[], xlabel=f"{how}, round {t}; {len(shown)} classes, {len(groups)} largest")
     markers = "o^DvPX<>ph8Hd"[:len(groups)] + "*"
     for n, k in enumerate(shown):
         axis.plot([], [], "s", color=f"C{n}", label=str(args.class_names[k])[:18])
@@ -818,7 +816,7 @@ def plot_margins(net, clients, stars, classes, t, args):
     axis.plot(table.mean(0), "o", label="mean over the clients that have the class")
     axis.plot(server, "*", markersize=12, label="server's")
     axis.set_xticks(*class_ticks(args), rotation=90 if args.classes > 10 else 0)
-    axis.set(ylabel=f"distance to the nearest other class, round {t}", ylim=(0, None))
+    axis.set(ylabel=f"round {t}: distance to the next class\n(higher: better separated)", ylim=(0, None))
     axis.figure.legend(loc="outside lower center", ncols=3)
     return axis.figure
 
@@ -837,18 +835,17 @@ def compare(folders):
         groups.setdefault(json.dumps(table_row(about)), (about, {}))[1][about["seed"]] = rows
     if not groups:
         bad("no run folders; try: python common.py runs/*")
-    print("| run | flags | seeds | by | best % | final % | rounds | numbers sent |\n" + "|---" * 8 + "|")
+    print("| run | flags | seeds | by | best % | final % | rounds |\n" + "|---" * 7 + "|")
     for about, runs in groups.values():
         others = [other for other, _ in groups.values() if other["script"] == about["script"]]
         changed = [f"--{k.replace('_', '-')} {v}".removesuffix(" True") for k, v in table_row(about).items()
                    if str(v) not in ("None", "False", "") and any(other.get(k) != v for other in others)]
         name, flags, logs = f"{about['script']} {about['dataset']}", " ".join(changed), list(runs.values())
-        sent = np.mean([sum(row["up"] + row["down"] for row in rows) for rows in logs])
         for kind in predictions(logs[0]):
             best = [best_round(rows, kind, about["select"].replace("accuracy", ""))[0] for rows in logs]
             final = [rows[-1][f"acc_{kind}"] for rows in logs]
             print(f"| {name}", flags, ",".join(map(str, sorted(runs))), kind, mean_std(best), mean_std(final),
-                  len(logs[0]), f"{short(sent)} |", sep=" | ")
+                  f"{len(logs[0])} |", sep=" | ")
         curves.append((f"{about['script']} {flags}, by {about['headline']}", "accuracy", logs))
     plot_curves(curves).savefig(Path(folders[0]).parent / "compare.png")
 
@@ -921,7 +918,7 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
 NOT_SETTINGS = "data device workers no_graph trials out resume checkpoint_every plot_every no_plots".split()
 
 def make_parser(script, flags):
-    """The flags that all scripts share, and the method's own."""
+    """All scripts' flags and the method's own."""
     parser = argparse.ArgumentParser(script + ".py", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
                                      allow_abbrev=False, description="Defaults where --dataset sets none:")
     parser.error = bad
