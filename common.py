@@ -531,12 +531,12 @@ def record(passes, module, inputs):
     before, graph, stream = [b.clone() for b in module.buffers()], torch.cuda.CUDAGraph(), graph_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):  # warm up: libraries choose kernels and take their memory
+        for _ in range(3):  # warm up: libraries choose their kernels
             passes(*inputs)
     module.zero_grad()
     with torch.cuda.graph(graph, pool=graph_pool(), stream=stream):
         loss = passes(*inputs)
-    for value, old in zip(module.buffers(), before):  # BatchNorm's, which the warm-up changed
+    for value, old in zip(module.buffers(), before):  # BatchNorm's: warm-up changed them
         value.copy_(old)
     return graph, inputs, loss, [p.grad for p in module.parameters()]
 
@@ -580,7 +580,7 @@ def evaluate_personal(clients, prototypes, known, t, args):
     sizes = torch.tensor([[len(client.test.y)] for client in clients])
     if t == args.rounds:
         spread = (right / sizes).nanquantile(torch.tensor([0, 0.5, 1]), 0).T.flatten()
-        print("clients, lowest, median, highest: by classifier {:.1f} {:.1f} {:.1f}, prototype {:.1f} {:.1f} "
+        print("clients, lowest, median, highest by classifier {:.1f} {:.1f} {:.1f}, prototype {:.1f} {:.1f} "
               "{:.1f} %".format(*spread))
     return dict(zip(["classifier", "prototype"], (right.sum(0) / sizes.sum()).tolist()))
 
@@ -786,7 +786,8 @@ def plot_features(groups, stars, classes, t, args):
     points, how = embed(z, y, args.seed)
     shown = y.bincount(minlength=args.classes).argsort(descending=True, stable=True)[:10].sort().values
     axis = Figure(figsize=(7.5, 5.6)).subplots()
-    axis.set(xticks=[], yticks=[], xlabel=f"{how}, round {t}; {len(shown)} classes, {len(groups)} largest")
+    label = f"{how}, round {t}; {len(shown)} classes, {len(groups)} largest test sets"
+    axis.set(xticks=[], yticks=[], xlabel=label)
     markers = "o^DvPX<>ph8Hd"[:len(groups)] + "*"
     for n, k in enumerate(shown):
         axis.plot([], [], "s", color=f"C{n}", label=str(args.class_names[k])[:18])
@@ -826,7 +827,7 @@ def table_row(settings):
     return {k: v for k, v in sorted(settings.items()) if k not in ("seed", "eval_every")}
 
 def compare(folders):
-    """Print a table of runs, mean ± std over seeds; draw their headlines into `compare.png`."""
+    """Print a table of runs, mean ± std over seeds; headlines in `compare.png`."""
     groups, curves = {}, []
     for log in (path for folder in folders for path in Path(folder).glob("log.csv")):
         about = json.loads((log.parent / "args.json").read_text())

@@ -34,7 +34,7 @@ def test_a_run_leaves_its_folder_and_the_right_numbers(script, run):
             right += [float((guess == client.test.y).sum()) for guess in guesses]
             each = [100 * float((guess == client.test.y).float().mean()) for guess in guesses]
             lowest = each if client is one.clients[0] else np.fmin(lowest, each)
-        assert "highest: by classifier {:.1f} ".format(lowest[0]) in one.text
+        assert "highest by classifier {:.1f} ".format(lowest[0]) in one.text
         assert ", prototype {:.1f} ".format(lowest[1]) in one.text
         want = dict(zip(("classifier", "prototype"), 100 * right / sum(len(c.test.y) for c in one.clients)))
     else:  # the mean over domains
