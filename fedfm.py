@@ -8,12 +8,12 @@ anchor of its class, so that the averaged models share one space.
 
 One round (C classes, C_k of them at client k, D features, d the size of the model):
   1. the server sends the model                                                              down: d numbers
-     each participant sends its class means with it, and its class counts (Eq. 8)            up: C_k·(D + 1)
+     each participant sends its class means by this model, and its class counts (Eq. 8)      up: C_k·(D + 1)
   2. the server averages them into the anchors (Eq. 9) and sends these                       down: C·D
   3. each participant trains the model: cross-entropy + λ · matching of features to anchors (Eqs. 2, 10)
   4. each sends its model, the server averages them by their numbers of images (Eq. 11)      up: d
-  5. the global model is tested on the server's test images, by its classifier; the best round is the one with
-     the best mean accuracy over the clients' own validation images (20 % of theirs)
+  5. the global model is tested on the server's test images, by its classifier (mean over domains); the best
+     round has its best mean of accuracies on the clients' own validation images (20 % of theirs)
 The first T_s rounds are FedAvg: there are no anchors, step 1 sends the model only, step 2 falls away.
 
 FedFM-Lite (--lite, at the end of this file) saves a handshake: from round T_s on, anchors come from the local
@@ -32,8 +32,9 @@ every a-th round only; in between clients keep theirs, and the anchors go on.
       input normalisation are from github.com/rui-ye/FedFM. NIID-3's cyclic choice of missing classes is ours.
   [choice] A client sends the anchors of the C_k classes that it has, with counts; the paper counts all C.
       --aggregate uniform: without a class it sends the old anchor, so C·D numbers go up.
-  [choice] FedFM-Lite: a holds in the first T_s rounds, too. All clients get the model at an exchange; those
-      of the last round before the next one send theirs. Models also travel up in the last round.
+  [choice] FedFM-Lite: it has T_s, and a holds before it, too. All clients get the model at an exchange; those
+      of the last round before the next one send theirs. Models also travel up in the last round. --prox pulls
+      to where the client's round began.
 
     python fedfm.py                                           embedded digits in four domains, under a minute
     python fedfm.py --dataset cifar10 --trials 3              Table III, NIID-1
@@ -99,13 +100,13 @@ def aggregate_anchors(local, counts, anchors, known, how="weighted"):
 # --- client -----------------------------------------------------
 
 def own_means(client, t, args):
-    """Eq. 8: the class means (C, D) of the client's model in eval mode, its class counts (C,). t: unused."""
+    """Eq. 8: class means (C, D) of its training images, 0 if absent, in eval mode; counts (C,). t: unused."""
     return class_means(client.net, client.train, args)
 
 
 def local_loss(net, x, y, anchors, known, start, args):
-    """Eqs. 2 and 10. x (B, ...) images, y (B,) classes, anchors (C, D), known
-    (C,) bool, start (d,) weights -> scalar."""
+    """Eqs. 2 and 10. x (B, ...) images, y (B,) classes, anchors (C, D), known (C,) bool, start (d,) weights,
+    empty without --prox -> scalar."""
     z = net.features(x)
     loss = F.cross_entropy(net.classifier(z), y)
     if args.match == "cg":
@@ -116,7 +117,7 @@ def local_loss(net, x, y, anchors, known, start, args):
 
 
 def client_update(client, anchors, known, t, args):
-    """Trains the client's model in place (Eq. 10) -> its weights, mean loss."""
+    """E shuffled epochs of new SGD in train mode, in place (Eq. 10) -> the client's weights, mean loss."""
     step, rng = sgd_step(client.net, local_loss, args), generator(args.seed, "augment", t, client.id)
     start = flat(client.net).detach() if args.prox else anchors.new_zeros(0)
     losses = [step(augment(x, rng) if args.augment else x, y, anchors, known, start)
@@ -143,12 +144,12 @@ def main(args):
                                torch.zeros(args.classes, dtype=torch.bool, device=args.device))
     d = model_size(net)
 
-    for t in run.rounds():                                               # known (C,): classes with an anchor
-        chosen = participants(clients, t, args)
+    for t in run.rounds():              # from 1; known (C,): has an anchor? none up to T_s: the matching is 0
+        chosen = participants(clients, t, args)             # all, or at random (--participation, --drop-rate)
         if args.lite:
             anchors, known, losses, up, down = lite_round(net, clients, chosen, anchors, known, t, args)
         else:
-            up = len(chosen) * d
+            up = len(chosen) * d                                                            # step 4's models
             for client in chosen:
                 client.net.load_state_dict(net.state_dict())
             if args.lam and t > args.warmup:
@@ -246,7 +247,7 @@ def settle(args):
 # --- FedFM-Lite -------------------------------------------------
 
 def lite_round(net, clients, chosen, anchors, known, t, args):
-    """One round with a single handshake (Section VI): models every a-th round, anchors after training."""
+    """One handshake (Section VI): models every a-th round, net rests in between; anchors after training."""
     d, up, down = model_size(net), 0, len(chosen) * known.sum() * args.feature_dim
     if (t - 1) % args.model_every == 0:
         down = down + len(clients) * d
@@ -256,7 +257,7 @@ def lite_round(net, clients, chosen, anchors, known, t, args):
     if t % args.model_every == 0 or t == args.rounds:
         up = len(chosen) * d
         net.load_state_dict(average(models, [len(client.train.y) for client in chosen]))              # Eq. 11
-    if args.lam and t >= args.warmup:
+    if args.lam and t >= args.warmup:                                             # they serve from T_s + 1 on
         anchors, known, sent = new_anchors(chosen, anchors, known, t, args)                        # Eqs. 8, 9
         up = up + sent
     return anchors, known, losses, up, down

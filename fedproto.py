@@ -77,8 +77,9 @@ def local_loss(net, x, y, prototypes, known, args):
 
 
 def client_update(client, prototypes, known, t, args):
-    """Trains the client's own model in place (Eq. 4) -> prototypes (C, D), counts (C,) (Eq. 2), mean loss."""
-    step = sgd_step(client.net, local_loss, args)                             # train mode, momentum from zero
+    """Trains the client's own model in place (Eq. 4), E reshuffled epochs -> prototypes (C, D), 0 where
+    it lacks the class, counts (C,) (Eq. 2), mean loss."""
+    step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode
     losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()         # Eq. 2, eval mode
 
@@ -92,7 +93,7 @@ def main(args):
                                   torch.zeros(C, dtype=torch.bool, device=args.device))
 
     for t in run.rounds():                                       # known (C,): classes with a global prototype
-        chosen = participants(clients, t, args)
+        chosen = participants(clients, t, args)                   # ρ of all, by seed and t, less --drop-rate
         down = len(chosen) * known.sum() * D
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args)
         local, counts, losses = map(torch.stack, zip(*uploads))                      # (K, C, D), (K, C), (K,)
@@ -100,7 +101,7 @@ def main(args):
         mean, seen = weighted_mean(local, weights)                                                     # Eq. 3
         prototypes, known = torch.where(seen[:, None], mean, prototypes), known | seen
         up = (counts > 0).sum() * (D + (args.aggregate == "weighted"))
-        scores = evaluate_personal(clients, prototypes, known, t, args)
+        scores = evaluate_personal(clients, prototypes, known, t, args)                       # all, eval mode
         run.report(t, scores, losses, up=up, down=down, state=(prototypes, known))
     return run.finish()
 

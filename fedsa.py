@@ -111,11 +111,12 @@ def local_loss(net, x, y, anchors, margin, args):
 
 
 def client_update(client, anchors, t, args):
-    """Trains the client's own model in place (Eq. 9) -> prototypes (C, D), counts (C,) (Eq. 2), mean loss."""
+    """Trains the client's own model in place (Eq. 9), E reshuffled epochs -> prototypes (C, D), 0 where
+    it lacks the class, counts (C,) (Eq. 2), mean loss."""
     prototypes, counts = class_means(client.net, client.train, args)                                   # Eq. 2
     margin = torch.maximum(average_margin(anchors, torch.ones_like(counts, dtype=torch.bool)),
                            average_margin(prototypes, counts > 0))                                 # d*, Eq. 6
-    step = sgd_step(client.net, local_loss, args)                             # train mode, momentum from zero
+    step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode
     losses = [step(x, y, anchors, margin) for x, y in minibatches(client, t, args)]
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()                    # Eq. 2
 
@@ -129,12 +130,12 @@ def main(args):
     known = torch.ones(args.classes, dtype=torch.bool, device=args.device)         # every class has an anchor
 
     for t in run.rounds():
-        chosen = participants(clients, t, args)
+        chosen = participants(clients, t, args)                   # ρ of all, by seed and t, less --drop-rate
         uploads = for_each_client(client_update, chosen, anchors, t, args)
         local, counts, losses = map(torch.stack, zip(*uploads))                      # (K, C, D), (K, C), (K,)
         anchors = ema(anchors, *weighted_mean(local, counts), args.alpha)                         # Eqs. 3, 10
         up, down = (counts > 0).sum() * (D + 1), len(chosen) * anchors.numel()
-        scores = evaluate_personal(clients, anchors, known, t, args)
+        scores = evaluate_personal(clients, anchors, known, t, args)                          # all, eval mode
         run.report(t, scores, losses, up=up, down=down, state=(anchors,))
     return run.finish()
 

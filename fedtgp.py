@@ -4,7 +4,7 @@ Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 The mean of prototypes from different data and architectures is worse separated than the best client's
 prototypes ("margin shrink"). Here the server *learns* the global prototypes. Each is a trainable vector
 passed through a small network. It is drawn to the uploaded prototypes of its class and pushed from those of
-all others, with a margin that is the largest distance between the clients' class centres, at most τ.
+all others, with a margin: the largest distance between two classes' mean uploads, at most τ.
 
 One round (K participants, C classes, C_i of them at client i, D features; the paper's K is our D):
   1. the server sends the prototypes of the classes seen so far to each participant    down: D numbers a class
@@ -14,16 +14,15 @@ One round (K participants, C classes, C_i of them at client i, D features; the p
   5. every client's model, participant or not, is tested on its own held-back images: by the nearest new
      prototype of a class seen so far, and by its classifier
 
-Choices, besides those explained in fedproto.py (λ = 0.1, φ Euclidean; Eq. 11 per sample, not per class mean;
-classes without prototype left out; same initial weights per architecture; score Σ right / Σ images):
+Choices, besides those explained in fedproto.py (among them λ = 0.1, φ Euclidean; Eq. 11 per sample, not per
+class mean; Eq. 2 in eval mode; same initial weights per architecture; score Σ right / Σ images):
   [choice] Margin. Eq. 9 takes the largest distance between class centres; HtFLlib takes the
       largest distance to the *nearest* other class, and the caption of Fig. 1 defines margin by
-      the minimum, too. --margin pairwise or nearest. `fixed` (ablation FM, the paper gives no
+      the minimum, too. --margin pairwise (ours) or nearest. `fixed` (ablation FM, the paper gives no
       value) is τ itself, `none` the contrastive loss of Eq. 6 (SCL).
-  [choice] θ_F's hidden width is D, the vectors v^c are N(0, I). Both last over rounds; the server's SGD is
-      new in each, with the clients' learning rate and batch size, without momentum or weight decay.
-  [choice] Eq. 10 is a sum over uploads; we take the mean over a batch of them, as HtFLlib does. A class
-      that is not uploaded in this round is only pushed away.
+  [choice] θ_F's hidden width is D, the vectors v^c are N(0, I). Both last over rounds; all SGD is new in
+      each, the server's with the clients' learning rate and batch size, without momentum or weight decay.
+  [choice] Eq. 10 is a sum over uploads; we take the mean over a batch of them, as HtFLlib does.
   [choice] Only prototypes of classes seen so far are sent, none in round 1: others never met their class.
   [choice] Default model: the paper's own experiments use HtFE8 (--model htfe8); ours is cnn4, as in FedSA's
       Table 1 (htcnn8 on glyphs and fmnist). Grey images become RGB.
@@ -124,9 +123,9 @@ def local_loss(net, x, y, prototypes, known, args):
 
 
 def client_update(client, prototypes, known, t, args):
-    """Trains the client's own model in place (Eq. 11) -> prototypes (C, D), counts (C,), of which the server
-    sees only which are > 0, and the mean loss."""
-    step = sgd_step(client.net, local_loss, args)                             # train mode, momentum from zero
+    """Trains the client's own model in place (Eq. 11), E reshuffled epochs -> prototypes (C, D), 0 where it
+    lacks the class, counts (C,), of which the server sees only which are > 0, and the mean loss."""
+    step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode
     losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()         # Eq. 2, eval mode
 
@@ -141,7 +140,7 @@ def main(args):
                                   torch.zeros(C, dtype=torch.bool, device=args.device))
 
     for t in run.rounds():                                               # known (C,): classes uploaded so far
-        chosen = participants(clients, t, args)
+        chosen = participants(clients, t, args)                   # ρ of all, by seed and t, less --drop-rate
         down = len(chosen) * known.sum() * D
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args)
         local, counts, losses = map(torch.stack, zip(*uploads))                      # (K, C, D), (K, C), (K,)
@@ -149,8 +148,8 @@ def main(args):
         margin = adaptive_margin(local, owns, args)                                                    # Eq. 9
         prototypes, loss = server_update(server, local, owns, margin, t, args)                        # Eq. 10
         known = known | owns.any(0)
-        prototypes = prototypes * known[:, None]
-        scores = evaluate_personal(clients, prototypes, known, t, args)
+        prototypes = prototypes * known[:, None]                           # unseen: 0, as the pictures expect
+        scores = evaluate_personal(clients, prototypes, known, t, args)                       # all, eval mode
         run.report(t, scores, losses, up=owns.sum() * D, down=down, state=(prototypes, known),
                    server_loss=loss, margin=margin)
     return run.finish()
