@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image, ImageDraw, ImageFont
 
-CORES = torch.get_num_threads()  # at the start of the program, torch's choice
+CORES = torch.get_num_threads()  # torch's choice at the start
 
 # --- randomness ---
 # Every random choice is a function of seed, purpose, round and client, never of a shared state.
@@ -118,8 +118,8 @@ def cached(path, key, make):
 def download(name, folder, size):
     """One of torchvision's datasets, downloaded into `torchvision/` beside its folder."""
     root, kind = folder.parent / "torchvision", getattr(torchvision.datasets, TORCHVISION[name])
-    splits = {"flowers102": ["train", "val", "test"], "svhn": ["train", "test"]}.get(name)
-    options = [{"split": split} for split in splits] if splits else [{"train": True}, {"train": False}]
+    splits = {"flowers102": ["train", "val", "test"], "svhn": ["train", "test"]}.get(name, [])
+    options = [{"split": split} for split in splits] or [{"train": True}, {"train": False}]
     try:
         parts = [kind(root, download=True, **option) for option in options]
     except Exception as error:  # of many kinds
@@ -376,7 +376,7 @@ def build_net(args, client=0, kind=Net, **normalisation):
     return net.to(args.device, memory_format=torch.channels_last)  # convolutions are fastest there
 
 def model_size(net):
-    """How many numbers travel with a model: trainable weights, as the papers count."""
+    """How many numbers travel: trainable weights, as the papers count."""
     return sum(p.numel() for p in net.parameters())
 
 # --- clients ---
@@ -386,13 +386,13 @@ Samples = namedtuple("Samples", "x y")  # (n, 3, height, width) uint8 and (n,), 
 class Client:
     id: int
     train: Samples
-    test: Samples                       # held back for its own evaluation
-    net: Net = None                     # its model; a global method loads the global weights into it
-    test_features: torch.Tensor = None  # kept from an evaluation until the model is trained again
+    test: Samples  # held back for its own evaluation
+    net: Net = None  # its model; a global method loads the global weights into it
+    test_features: torch.Tensor = None  # kept until the model is trained again
 
 def make_clients(args):
-    """Clients with models of their own. All images, published train and test alike, are divided; each client
-    keeps 25 % for testing, as in the papers."""
+    """Clients with models of their own. All images, train and test alike, are divided; each client keeps 25 %
+    for testing, as in the papers."""
     data = load_dataset(args)
     clients = divide(args, data, torch.arange(len(data.y)), 0.25)
     usual = torch.cat([c.test.y == int(args.counts[c.id].argmax()) for c in clients])
@@ -403,7 +403,7 @@ def make_clients(args):
     return clients
 
 def make_federation(args, validation=0.0, kind=Net, **normalisation):
-    """For one global model: training images divided over clients, each holding back a share `validation` ->
+    """For one global model: training images divided, each client holding back a share `validation` ->
     clients, model (a `kind`, inputs normalised by mean, std), test images {domain: Samples}."""
     data = load_dataset(args)
     clients = divide(args, data, torch.nonzero(~data.test).flatten(), validation)
@@ -439,8 +439,8 @@ def samples(data, index, device):
     return Samples(data.x[index].to(device, memory_format=torch.channels_last), data.y[index].to(device))
 
 def participants(clients, t, args):
-    """A share ρ (args.participation) of the clients, less those that fail (args.drop_rate), at least one. The
-    largest first: then workers wait least."""
+    """A share ρ (args.participation) of the clients, less those that fail (args.drop_rate), at least one.
+    Largest first: then workers wait least."""
     size = max(1, round(args.participation * len(clients)))
     chosen = generator(args.seed, "participants", t).choice(len(clients), size, replace=False)
     report = [i for i in chosen if generator(args.seed, "drop", t, i).random() >= args.drop_rate]
@@ -547,7 +547,7 @@ def distances(a, b):
 
 @torch.no_grad()
 def extract(net, x):
-    """Features (n, D) of images x (n, ...), in eval mode, in batches that suit a CPU's cache."""
+    """Features (n, D) of images x (n, ...) in eval mode, in batches that suit a cache."""
     net.eval()
     return torch.cat([net.features(batch) for batch in x.split(1000 if x.is_cuda else 100)])
 
@@ -572,7 +572,7 @@ def own_test(client, prototypes, known, t, args):
     return torch.stack([(guess == y).sum() for guess in guesses])
 
 def evaluate_personal(clients, prototypes, known, t, args):
-    """Accuracy in % of all clients' models on their own test images, Σ right / Σ images, by classifier and by
+    """Accuracy in % of all clients' models on their own test images, Σ right / Σ images, by classifier and
     nearest prototype. nan in rounds that --eval-every leaves out."""
     if t % args.eval_every and t != args.rounds:
         return {"classifier": math.nan, "prototype": math.nan}
@@ -674,9 +674,9 @@ class Run:
             known = stars.abs().sum(1).nonzero().flatten()
             stars = stars[known], known
         stars = stars[:2] or (torch.zeros(0, self.args.feature_dim), torch.zeros(0).long())  # FedPLCC's first
-        most = sorted(self.clients, key=lambda client: -len(client.test.y))[:6]
+        most = sorted(self.clients, key=lambda c: -len(c.test.y))[:6]
         groups = ({name: (net, data) for name, data in self.tests.items()} if net else
-                  {f"client {client.id}": (client.net, client.test) for client in most})
+                  {f"client {c.id}": (c.net, c.test) for c in most})
         self.picture(f"features{suffix}", plot_features, groups, *stars, t)
         self.picture(f"margins{suffix}", plot_margins, net, self.clients, *stars, t)
 
@@ -758,7 +758,8 @@ def plot_curves(curves, args=None):
     if hasattr(args, "majority"):
         left.axhline(args.majority, color="grey", linestyle="--", label="most frequent class")
     left.set(xlabel="round", ylabel="test accuracy (%)")
-    right.set(xlabel="round", ylabel="clients' mean loss" + " (dotted: server's)" * ("server_loss" in table))
+    dotted = any("server_loss" in logs[0][0] for *_, logs in curves)
+    right.set(xlabel="round", ylabel="clients' mean loss" + " (dotted: server's)" * dotted)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
@@ -776,8 +777,7 @@ def embed(z, y, seed):
         return (unit @ plane.T).numpy(), "linear picture of unit-length features"
 
 def plot_features(groups, stars, classes, t, args):
-    """Test features of ten classes; groups {client or domain: (net, Samples)}, the server's stars (G, D) of
-    classes (G,)."""
+    """Test features of groups {client or domain: (net, Samples)}, the server's stars (G, D) of classes (G,)."""
     parts = [(stars, classes, torch.full_like(classes, len(groups)))]
     for g, (net, (x, y)) in enumerate(groups.values()):
         index = generator(args.seed, "picture").permutation(len(y))[:-(-900 // len(groups))]
@@ -827,7 +827,7 @@ def table_row(settings):
     return {k: v for k, v in sorted(settings.items()) if k not in ("seed", "eval_every")}
 
 def compare(folders):
-    """Print a table of runs, mean ± std over seeds; headlines in `compare.png`."""
+    """Print a table of runs, mean ± std over seeds; draw compare.png."""
     groups, curves = {}, []
     for log in (path for folder in folders for path in Path(folder).glob("log.csv")):
         about = json.loads((log.parent / "args.json").read_text())
@@ -884,7 +884,7 @@ COUNT, FROM_ZERO = number(int, "[1, 1e9]"), number(int, "[0, 1e9]")
 POSITIVE, SHARE = number(float, "(0, inf)"), number(float, "(0, 1]")
 FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a switch
     "data": [
-        ("dataset", str, "glyphs", f"glyphs (embedded), digits, {', '.join(TORCHVISION)}, or a folder"),
+        ("dataset", str, "glyphs", f"glyphs (embedded), {', '.join(TORCHVISION)}, or a folder"),
         ("data", str, "./data", "where images and downloads lie"), ("subset", SHARE, 1.0, "of the data"),
         ("image-size", number(int, "[16, 1024]"), None, "pixels (None: the dataset's own)")],
     "federation": [
@@ -972,12 +972,12 @@ def read_checkpoint(args, script):
     try:
         held = torch.load(Path(args.resume, "checkpoint.pt"), map_location=args.device, weights_only=True)
         assert held["script"] == script
-    except Exception:  # absent, truncated, foreign: of many kinds
+    except Exception:  # absent, truncated, foreign
         bad(f"--resume {args.resume}: no complete checkpoint.pt of {script}.py there")
     return held
 
 def launch(main, defaults, published, flags, settle=lambda args: None, words=None):
-    """Run a method script: main(args) once per trial. defaults: {dataset: {setting: value}}, "cifar10" for
+    """Call main(args) once per trial. defaults: {dataset: {setting: value}}, "cifar10" for
     those not named, "domains" for such with several; published: [(command line, table, accuracy[, what is
     open])]; flags(group) adds the method's own; settle(args) fills defaults that depend on others."""
     script = Path(sys.argv[0]).stem if main.__module__ == "__main__" else main.__module__

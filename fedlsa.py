@@ -8,7 +8,7 @@ sphere. Clients then gather their features, also on the sphere, around the ancho
 
 One round (C classes, L features, d the size of the model):
   1. the server trains the anchors against the frozen global classifier, E_s steps (Eqs. 3-5)
-  2. it sends model and anchors to each participant                                      down: d + C·L numbers
+  2. it sends model and anchors to each participant                                     down: d + C·L numbers
   3. each participant trains the model: cross-entropy (Eq. 9) + λ · compactness (Eq. 8), together Eq. 10
   4. each sends its model, the server averages them by their numbers of images               up: d
   5. the global model is tested on each domain's test images, by its classifier; the headline is their mean
@@ -143,7 +143,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        if args.lam:                                                      # λ = 0 is FedAvg: no anchors travel
+        if args.lam:                                                     # λ = 0 is FedAvg: no anchors travel
             anchors, loss = server_update(server, net.classifier, args)                             # Eqs. 3-5
             extra = dict(server_loss=loss, cosine=(anchors @ anchors.T).fill_diagonal_(-1).max())
         for client in chosen:

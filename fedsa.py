@@ -8,7 +8,7 @@ others, and train their classifier on the anchors, too, so that feature spaces a
 boundaries agree. The anchors follow the clients' prototypes very slowly.
 
 One round (C classes, C_i of them at client i, D features):
-  1. the server sends the anchors to each participant                                        down: C·D numbers
+  1. the server sends the anchors to each participant                                       down: C·D numbers
   2. each participant takes as margin the larger of the anchors' and its own prototypes' average distance
      (Eqs. 2, 6), then trains: cross-entropy + λ1 · distance to the anchor (Eq. 5) + λ2 · contrast with
      that margin (Eq. 7) + λ3 · its classifier on the anchors (Eq. 8): Eq. 9
