@@ -1,4 +1,4 @@
-"""What the six method scripts share, in the order in which data flows; no method lives here.
+"""What the six scripts share, in the order in which data flows; no method lives here.
 Shapes: N images, K clients, C classes, D features, B images in a batch."""
 
 import argparse
@@ -26,13 +26,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image, ImageDraw, ImageFont
 
-CORES = torch.get_num_threads()  # torch's choice at the start
+CORES = torch.get_num_threads()
 
 # --- randomness ---
-# Every random choice is a function of seed, purpose, round and client, never of a shared state.
-
 def generator(seed, purpose, *where):
-    """A numpy generator for one purpose, e.g. `generator(args.seed, "batches", round, client)`."""
+    """A numpy generator for one purpose, round, client: no random choice depends on a shared state."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
 
 def seeded(make, seed, purpose):
@@ -42,8 +40,8 @@ def seeded(make, seed, purpose):
         return make()
 
 # --- datasets ---
-# images x (N, 3, height, width) uint8, classes y (N,), domain (N,), test (N,) bool: of the test split
-Dataset = namedtuple("Dataset", "x y domain test classes domains")  # and the names of classes and domains
+# images x (N, 3, height, width) uint8, classes y, domain, test (N,), names of classes and of domains
+Dataset = namedtuple("Dataset", "x y domain test classes domains")
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fmnist": "FashionMNIST",
                "flowers102": "Flowers102", "usps": "USPS", "svhn": "SVHN"}
@@ -75,7 +73,7 @@ def domain_folders(folder):
     return {path.name: path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
 
 def image_folder(folder, size):
-    """An image folder, split 80/20 where there is no train/ and test/."""
+    """A folder of images, split 80/20 where it has no train/ and test/."""
     files = []  # (path, class, domain, part)
     for domain, path in domain_folders(folder).items():
         for part in ("train", "test") if (path / "train").is_dir() else ("",):
@@ -102,8 +100,7 @@ def decode(images, size, name):
             return np.asarray(opened.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
         except OSError as error:
             sys.exit(f"cannot decode {image}: {error}")
-    with ThreadPoolExecutor(CORES) as pool:
-        return torch.from_numpy(np.stack(list(pool.map(pixels, images)))).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.stack(side_by_side(pixels, images, CORES))).permute(0, 3, 1, 2)
 
 def cached(path, key, make):
     """The tensors that `make()` returns, kept in a file as long as `key` is the same."""
@@ -116,14 +113,14 @@ def cached(path, key, make):
     return tensors
 
 def download(name, folder, size):
-    """One of torchvision's datasets, downloaded into `torchvision/` beside its folder."""
+    """One of torchvision's datasets, kept in `torchvision/` beside its folder."""
     root, kind = folder.parent / "torchvision", getattr(torchvision.datasets, TORCHVISION[name])
     splits = {"flowers102": ["train", "val", "test"], "svhn": ["train", "test"]}.get(name, [])
     options = [{"split": split} for split in splits] or [{"train": True}, {"train": False}]
     try:
         parts = [kind(root, download=True, **option) for option in options]
-    except Exception as error:  # of many kinds
-        no_data(folder, f"it is not there, and the download to {root} failed ({error})")
+    except Exception as error:
+        no_data(folder, f"not there, and the download to {root} failed ({error})")
 
     def make():
         images, labels = zip(*itertools.chain(*parts))
@@ -140,7 +137,7 @@ GLYPH_DOMAINS = ["plain", "thin", "texture", "clutter"]
 @functools.cache
 def glyphs(size=32):
     """Digits in matplotlib's fonts, 200 per class and domain, every fourth a test image."""
-    x = torch.cat(side_by_side(lambda kind: render(kind, 2000, size), GLYPH_DOMAINS, CORES))
+    x = torch.cat([render(kind, 2000, size) for kind in GLYPH_DOMAINS])
     index = torch.arange(len(x))
     return Dataset(x, index % 10, index // 2000, index // 10 % 4 == 3, list("0123456789"), GLYPH_DOMAINS)
 
@@ -207,8 +204,7 @@ def render(kind, n, size=32):
     return image.clamp_(0, 1).mul_(255).round_().byte().expand(-1, 3, -1, -1)
 
 # --- partitions ---
-# Each takes labels y (N,), makes a table (K, C) of how many samples of a class a client gets, and returns
-# what `deal` hands out: K disjoint index arrays.
+# Each makes a table of counts (K, C) from labels y (N,) and returns what `deal` hands out: K index arrays.
 
 def deal(stock, counts):
     """stock: C index arrays; counts (K, C) -> K index arrays."""
@@ -218,14 +214,14 @@ def deal(stock, counts):
 def by_class(y, rng):
     return [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
 
-def least_samples(y, args):  # two batches for everyone, or less where that leaves no room for skew
+def least_samples(y, args):  # two batches, or less where that leaves no room for skew
     return max(2, min(2 * args.batch_size, len(y) // (4 * args.clients)))
 
 def iid(y, args, rng):
     return np.array_split(rng.permutation(len(y)), args.clients)
 
 def dirichlet(y, args, rng):
-    """The papers' "practical" setting: per class, proportions ~ Dir(β), zero for clients with N/K samples.
+    """The papers' "practical" setting: per class, shares ~ Dir(β), zero for clients that have N/K samples.
     Drawn until everyone has enough; after 100 times the best draw."""
     least = -1
     for _ in range(100):
@@ -234,7 +230,7 @@ def dirichlet(y, args, rng):
             stock.append(index := rng.permutation(np.flatnonzero(y == c)))
             room = counts.sum(1) < len(y) / args.clients
             share = rng.dirichlet(np.full(args.clients, args.beta)) * room
-            share = share if share.sum() > 0 else room  # a tiny β can draw only clients that are full
+            share = share if share.sum() > 0 else room  # a tiny β may draw full clients only
             cuts = np.round(np.cumsum(share / share.sum())[:-1] * len(index)).astype(int)
             counts = np.column_stack([counts, np.diff([0, *cuts, len(index)])])
         if counts.sum(1).min() > least:
@@ -244,7 +240,7 @@ def dirichlet(y, args, rng):
     return [np.sort(part) for part in deal(*best)]
 
 def pathological(y, args, rng):
-    """`classes_per_client` classes each, every class split at random points among its owners."""
+    """`classes_per_client` classes each, a class split at random points among its owners."""
     stock, each = by_class(y, rng), args.classes_per_client
     owns, counts = np.zeros((2, args.clients, len(stock)), int)
     for row in owns:  # the least owned classes first, ties at random
@@ -258,14 +254,14 @@ def pathological(y, args, rng):
     return deal(stock, counts)
 
 def in_proportion(y, want, rng):
-    """Client i gets samples of class c in proportion to want (K, C), as many as the scarcest class allows."""
+    """Samples in proportion to want (K, C), as many as the scarcest class allows."""
     stock = by_class(y, rng)
     size = (np.array(list(map(len, stock))) / np.maximum(want.sum(0), 1e-12)).min()
     return deal(stock, np.floor(want * size + 1e-9).astype(int))
 
 def dominant(y, args, rng):
-    """FedFM's NIID-2: a share of client i's samples is of class i mod C, the rest of all others.
-    [choice] With m = C // K > 1 classes per client, its m classes from i·m on are dominant together."""
+    """FedFM's NIID-2: a share of client i's samples is of class i mod C, the rest of the others.
+    [choice] Where m = C // K > 1, its m classes from i·m on are dominant together."""
     C, K, share = len(np.unique(y)), args.clients, args.dominant_share
     m = max(1, C // K)
     own = (np.arange(C) - m * np.arange(K)[:, None]) % C < m
@@ -277,7 +273,7 @@ def missing(y, args, rng):
     return in_proportion(y, (np.arange(C) - np.arange(args.clients)[:, None]) % C < C - args.missing, rng)
 
 def by_domain(y, domain, domains, args, rng):
-    """A client gets the share domain_fraction of its domain; above 1, so many images per class."""
+    """Clients get the share domain_fraction of a domain; above 1, so many images per class."""
     for name in set(args.domain_clients or []) - set(domains):
         bad(f"--domain-clients {name}: no such domain, choose from {', '.join(domains)}")
     assigned = [domains.index(name) for name, n in (args.domain_clients or {}).items() for _ in range(n)]
@@ -300,8 +296,8 @@ def partition(args, y, domain, domains):
     where = (domain, domains) if args.partition == "domain" else ()
     return PARTITIONS[args.partition][0](y, *where, args, generator(args.seed, "partition"))
 
-def partition_name(about):
-    return f"{about['partition']} {about.get(PARTITIONS[about['partition']][1], '')}".strip()
+def partition_name(args):
+    return f"{args.partition} {vars(args).get(PARTITIONS[args.partition][1], '')}".strip()
 
 # --- models ---
 RESNETS = [f"resnet{n}" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152)]
@@ -315,8 +311,8 @@ GROUPS = {"htfe2": ["cnn4", "resnet18"], "htfe3": ["resnet10", "resnet18", "resn
 MODELS = ["cnn4", "lsa_cnn", *RESNETS, "googlenet", "mobilenet_v2", *GROUPS]
 
 class Net(nn.Module):
-    """`features(x)`: uint8 images (B, 3, height, width) -> (B, D), normalised here, brought to D numbers by
-    average pooling; `classifier(z)` -> (B, C); `net(x)` composes them."""
+    """`features(x)`: uint8 images (B, 3, height, width), normalised here -> (B, D), by average pooling where
+    the extractor has more; `classifier(z)` -> (B, C); `net(x)` composes them."""
 
     def __init__(self, extractor, classifier, feature_dim, mean=(0.5,), std=(0.5,)):
         super().__init__()
@@ -364,7 +360,7 @@ def architecture(model, client):
     return group[client % len(group)], heads[client % len(heads)]
 
 def build_net(args, client=0, kind=Net, **normalisation):
-    """Client i's model. The same architecture starts from the same weights at every client ([choice])."""
+    """Client i's model. Equal architectures start from equal weights ([choice])."""
     name, hidden = architecture(args.model, client)
 
     def make():
@@ -373,10 +369,10 @@ def build_net(args, client=0, kind=Net, **normalisation):
         classifier = nn.Sequential(*mlp(widths), nn.Linear(widths[-1], args.classes))
         return kind(extractor, classifier if hidden else classifier[0], args.feature_dim, **normalisation)
     net = seeded(make, args.seed, f"weights {name} {tuple(hidden)}")
-    return net.to(args.device, memory_format=torch.channels_last)  # convolutions are fastest there
+    return net.to(args.device, memory_format=torch.channels_last)  # the fastest for convolutions
 
 def model_size(net):
-    """How many numbers travel: trainable weights, as the papers count."""
+    """Numbers that travel: trainable weights, as the papers count."""
     return sum(p.numel() for p in net.parameters())
 
 # --- clients ---
@@ -388,11 +384,11 @@ class Client:
     train: Samples
     test: Samples  # held back for its own evaluation
     net: Net = None  # its model; a global method loads the global weights into it
-    test_features: torch.Tensor = None  # kept until the model is trained again
+    test_features: torch.Tensor = None  # until the model is trained again
 
 def make_clients(args):
-    """Clients with models of their own. All images, train and test alike, are divided; each client keeps 25 %
-    for testing, as in the papers."""
+    """Clients with models of their own. All images, of train and test, are divided; each client tests on 25 %
+    of its share, as in the papers."""
     data = load_dataset(args)
     clients = divide(args, data, torch.arange(len(data.y)), 0.25)
     usual = torch.cat([c.test.y == int(args.counts[c.id].argmax()) for c in clients])
@@ -404,7 +400,7 @@ def make_clients(args):
 
 def make_federation(args, validation=0.0, kind=Net, **normalisation):
     """For one global model: training images divided, each client holding back a share `validation` ->
-    clients, model (a `kind`, inputs normalised by mean, std), test images {domain: Samples}."""
+    clients, model (a `kind`), test images {domain: Samples}."""
     data = load_dataset(args)
     clients = divide(args, data, torch.nonzero(~data.test).flatten(), validation)
     tests = {data.domains[d]: samples(data, data.test & (data.domain == d), args.device)
@@ -418,12 +414,12 @@ def make_federation(args, validation=0.0, kind=Net, **normalisation):
 
 def divide(args, data, pool, share):
     """Clients with the images `pool` (indices), each keeping a share for testing. Sets args.classes (C),
-    class_names, pixels, and counts (K, C) of training images."""
+    class_names, pixels, counts (K, C) of training images."""
     clients, parts = [], partition(args, data.y[pool].numpy(), data.domain[pool].numpy(), data.domains)
     for i, part in enumerate(parts):
         if len(part) < 2:
-            bad(f"--clients {len(parts)} --partition {partition_name(vars(args))}: client {i} would get "
-                f"{len(part)} of {len(pool)} images of {len(data.classes)} classes, at least 2 are needed")
+            bad(f"--clients {len(parts)} --partition {partition_name(args)}: client {i} would get "
+                f"{len(part)} of {len(pool)} images, at least 2 are needed")
         part = pool[torch.from_numpy(generator(args.seed, "train/test", i).permutation(part))]
         cut = math.ceil((1 - share) * len(part))
         clients.append(Client(i, *(samples(data, p, args.device) for p in (part[:cut], part[cut:]))))
@@ -432,7 +428,7 @@ def divide(args, data, pool, share):
     sizes, kinds = args.counts.sum(1), (args.counts > 0).sum(1)
     print(f"{args.dataset}: {len(data.y)} images of {args.pixels} pixels; {len(clients)} clients with "
           f"{sizes.min()}-{sizes.max()} training images of {kinds.min()}-{kinds.max()} of {args.classes} "
-          f"classes ({partition_name(vars(args))}), model {args.model}")
+          f"classes ({partition_name(args)}), model {args.model}")
     return clients
 
 def samples(data, index, device):
@@ -440,7 +436,7 @@ def samples(data, index, device):
 
 def participants(clients, t, args):
     """A share ρ (args.participation) of the clients, less those that fail (args.drop_rate), at least one.
-    Largest first: then workers wait least."""
+    Largest first: workers wait least."""
     size = max(1, round(args.participation * len(clients)))
     chosen = generator(args.seed, "participants", t).choice(len(clients), size, replace=False)
     report = [i for i in chosen if generator(args.seed, "drop", t, i).random() >= args.drop_rate]
@@ -448,7 +444,7 @@ def participants(clients, t, args):
 
 def for_each_client(function, clients, *rest):
     """`[function(client, *rest) for client in clients]`, side by side; `rest` ends with t, args. SystemExit 1
-    where the last thing that a client returns (its loss, if it trained) is not finite."""
+    where the last of what a client returns (its loss, if it trained) is not finite."""
     *_, t, args = rest
     results = side_by_side(lambda client: function(client, *rest), clients, args.workers)
     for client, result in zip(clients, results):
@@ -464,7 +460,7 @@ def side_by_side(function, items, workers):
 # --- local training ---
 def sgd_step(module, loss, args, graph=True, **other):
     """`step(*tensors)`: one SGD step on `loss(module, *tensors, args)`, in train mode -> the loss. Momentum
-    starts at zero; `other`: options instead of args'."""
+    starts at zero; `other`: options other than args'."""
     options = dict(lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay) | other
     optimizer = torch.optim.SGD(module.parameters(), **options, fused=True)
     module.train()
@@ -501,16 +497,15 @@ def shuffled(tensors, epochs, batch_size, rng):
             yield tuple(value[index] for value in tensors)
 
 def average(states, weights):
-    """Weighted mean of state_dicts (FedPLCC Eq. 1, FedFM Eq. 11), in float64; counters: the largest."""
+    """Weighted mean of state_dicts (FedPLCC Eq. 1, FedFM Eq. 11), in float64; counters: the first's."""
     return {name: sum(state[name].double() * w for state, w in zip(states, weights)) / sum(weights)
-            if value.is_floating_point() else torch.stack([state[name] for state in states]).amax(0)
-            for name, value in states[0].items()}
+            if value.is_floating_point() else value for name, value in states[0].items()}
 
 graph_pool, graph_stream = map(functools.cache, (torch.cuda.graph_pool_handle, torch.cuda.Stream))
 
 def graphed(passes, module):
-    """`passes` (forward, backward) as a CUDA graph: hundreds of small kernels in one launch. Recorded once
-    per shapes of the tensors, kept with the module, all in one pool of memory."""
+    """`passes` (forward, backward) as a CUDA graph: hundreds of small kernels in one launch. One per shapes
+    of the tensors, kept with the module, all in one pool of memory."""
     graphs = module.__dict__.setdefault("graphs", {})
 
     def replay(*tensors):
@@ -527,7 +522,7 @@ def graphed(passes, module):
     return replay
 
 def record(passes, module, inputs):
-    """-> the graph, its inputs, loss and gradients, in fixed memory; the module stays as it was."""
+    """-> a graph, its inputs, loss and gradients, in fixed memory; the module stays as it was."""
     before, graph, stream = [b.clone() for b in module.buffers()], torch.cuda.CUDAGraph(), graph_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -542,12 +537,12 @@ def record(passes, module, inputs):
 
 # --- evaluation ---
 def distances(a, b):
-    """Euclidean distances between rows of a (n, D), b (m, D) -> (n, m), exact also where small."""
+    """Euclidean distances of a (n, D), b (m, D) -> (n, m), exact also where small."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 @torch.no_grad()
 def extract(net, x):
-    """Features (n, D) of images x (n, ...) in eval mode, in batches that suit a cache."""
+    """Features (n, D) of images x (n, ...) in eval mode, in batches."""
     net.eval()
     return torch.cat([net.features(batch) for batch in x.split(1000 if x.is_cuda else 100)])
 
@@ -564,7 +559,7 @@ def nearest_prototype(z, prototypes, known):
 
 @torch.no_grad()
 def own_test(client, prototypes, known, t, args):
-    """Right answers on the client's own test images, by classifier and by nearest prototype -> (2,)."""
+    """Right answers on the client's own test images, by classifier and nearest prototype -> (2,)."""
     if client.test_features is None:
         client.test_features = extract(client.net, client.test.x)
     z, y = client.test_features, client.test.y
@@ -597,27 +592,26 @@ def evaluate_global(net, tests, t, args, validation=()):
 
 # --- run folder ---
 class Run:
-    """A run's folder, log, printed lines, pictures, checkpoints. headline: the prediction, beside: the round
+    """A run's folder, log, printed lines, pictures, checkpoints. headline, beside: the prediction, the round
     ("best", "final") beside published numbers; select: the column that picks the best round, if not the
     prediction's; tests: images for features.png, if not the clients'; personal: checkpoints hold the clients'
     models; modules: what else they hold, a global model as `net`."""
 
     def __init__(self, args, headline, clients, *, beside="best", select="", tests=None, personal=True,
                  **modules):
-        self.args, self.headline, self.clients, self.modules = args, headline, clients, modules
-        self.beside, self.select, self.personal, self.tests, self.rows = beside, select, personal, tests, []
+        self.args, self.headline, self.beside, self.select = args, headline, beside, select
+        self.clients, self.tests, self.rows = clients, tests, []
+        self.modules = modules | {str(client.id): client.net for client in clients if personal}
         self.folder = Path(args.resume or new_folder(args))
         about = {"script": args.script, "headline": headline, "select": select, **args.settings}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
         self.picture("partition", plot_partition)
 
     def start(self, *state):
-        """What lasts over rounds, tensors or tuples of them: `state`, or with --resume the checkpoint's."""
+        """What lasts over rounds, tensors or tuples: `state`, or with --resume the checkpoint's."""
         if held := self.args.checkpoint:
             for name, module in self.modules.items():
                 module.load_state_dict(held["modules"][name])
-            for client in self.clients if self.personal else ():
-                client.net.load_state_dict(held["nets"][client.id])
             state, self.rows = held["state"], held["rows"]
             held.clear()  # its memory
             print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
@@ -631,7 +625,7 @@ class Run:
 
     def report(self, t, scores, losses, up, down, state, **extra):
         """End round t: log, print, save, draw. scores: {prediction: accuracy in %}; losses: the clients'; up,
-        down: numbers that all clients sent and got; state: as in `start`, first the prototypes (C, D), or
+        down: numbers that all sent and got; state: as in `start`, first the prototypes (C, D), or
         (vectors (G, D), classes (G,), ...); extra: more to log."""
         args, extra = self.args, {name: float(value) for name, value in extra.items()}
         scores = {self.headline: scores[self.headline], **scores}
@@ -654,17 +648,16 @@ class Run:
               f"down {short(down)}", f"{row['seconds']:.2f} s", f"left {left:.1f} min", sep="  ", flush=True)
 
     def save(self):
-        """Write checkpoint.pt: to another file first, so that there is always a complete one."""
+        """Write checkpoint.pt, to another file first: there is always a complete one."""
         held = {"script": self.args.script, "settings": self.args.settings, "rows": self.rows,
-                "state": self.state, "nets": [c.net.state_dict() for c in self.clients if self.personal],
-                "modules": {name: module.state_dict() for name, module in self.modules.items()}}
+                "state": self.state, "modules": {k: m.state_dict() for k, m in self.modules.items()}}
         torch.save(held, self.folder / "checkpoint.tmp")
         os.replace(self.folder / "checkpoint.tmp", self.folder / "checkpoint.pt")
 
     def picture(self, name, draw, *data):
         if not self.args.no_plots:
             figure = draw(*data, self.args)
-            figure.suptitle(f"{self.folder.name}, {partition_name(vars(self.args))}", fontsize="medium")
+            figure.suptitle(f"{self.folder.name}, {partition_name(self.args)}", fontsize="medium")
             figure.savefig(self.folder / f"{name}.png")
 
     def draw_features(self, t, suffix=""):
@@ -700,7 +693,7 @@ class Run:
         return results
 
 def new_folder(args):
-    """Make <out>/<script>-<dataset>-s<seed>, with a number added where that is taken."""
+    """Make <out>/<script>-<dataset>-s<seed>, a number added where that is taken."""
     folder = first = Path(args.out, f"{args.script}-{args.dataset}-s{args.seed}")
     for number in itertools.count(2):
         if not folder.exists():
@@ -712,7 +705,7 @@ def predictions(rows):
     return [kind for kind in ("classifier", "prototype", "test") if f"acc_{kind}" in rows[0]]
 
 def best_round(rows, kind, select=""):
-    """(accuracy, round) of a prediction's best round, best by itself or by the column `select`."""
+    """(accuracy, round) of the best round, by the prediction `kind` or the column `select`."""
     best = max(rows, key=lambda row: np.nan_to_num(row[select or f"acc_{kind}"], nan=-1))
     return best[f"acc_{kind}"], int(best["round"])
 
@@ -727,7 +720,7 @@ matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": 
                             "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150})
 
 def class_ticks(args):
-    every = -(-args.classes // 40)  # at most 40 names
+    every = -(-args.classes // 40)
     return range(0, args.classes, every), [str(name)[:14] for name in args.class_names[::every]]
 
 def plot_partition(args):
@@ -764,8 +757,8 @@ def plot_curves(curves, args=None):
     return figure
 
 def embed(z, y, seed):
-    """Points (n, D) in two dimensions, and how: t-SNE; without scikit-learn, at unit length, the directions
-    in which the means of the classes y (n,) differ most."""
+    """Points (n, D) in two dimensions, and how: t-SNE; without scikit-learn, at unit length, where the means
+    of the classes y (n,) differ most."""
     try:
         from sklearn.manifold import TSNE
         tsne = TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed)
@@ -777,7 +770,7 @@ def embed(z, y, seed):
         return (unit @ plane.T).numpy(), "linear picture of unit-length features"
 
 def plot_features(groups, stars, classes, t, args):
-    """Test features of groups {client or domain: (net, Samples)}, the server's stars (G, D) of classes (G,)."""
+    """Test features of groups {client or domain: (net, Samples)}, the server's stars (G, D), classes (G,)."""
     parts = [(stars, classes, torch.full_like(classes, len(groups)))]
     for g, (net, (x, y)) in enumerate(groups.values()):
         index = generator(args.seed, "picture").permutation(len(y))[:-(-900 // len(groups))]
@@ -801,7 +794,7 @@ def plot_features(groups, stars, classes, t, args):
     return axis.figure
 
 def margins(vectors, classes, C):
-    """Per class the smallest distance of its vectors to another class's, inf without -> C numbers."""
+    """Per class the smallest distance of its vectors to another class's, or inf -> C numbers."""
     apart = distances(vectors, vectors).masked_fill(classes == classes.unsqueeze(1), math.inf)
     return [min(apart[classes == c].flatten().tolist(), default=math.inf) for c in range(C)]
 
@@ -843,7 +836,7 @@ def compare(folders):
                    if str(v) not in ("None", "False", "") and any(other.get(k) != v for other in others)]
         name, flags, logs = f"{about['script']} {about['dataset']}", " ".join(changed), list(runs.values())
         for kind in predictions(logs[0]):
-            best = [best_round(rows, kind, about["select"].replace("accuracy", ""))[0] for rows in logs]
+            best = [best_round(rows, kind, about["select"])[0] for rows in logs]
             final = [rows[-1][f"acc_{kind}"] for rows in logs]
             print(f"| {name}", flags, ",".join(map(str, sorted(runs))), kind, mean_std(best), mean_std(final),
                   f"{len(logs[0])} |", sep=" | ")
@@ -885,7 +878,7 @@ POSITIVE, SHARE = number(float, "(0, inf)"), number(float, "(0, 1]")
 FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a switch
     "data": [
         ("dataset", str, "glyphs", f"glyphs (embedded), {', '.join(TORCHVISION)}, or a folder"),
-        ("data", str, "./data", "where images and downloads lie"), ("subset", SHARE, 1.0, "of the data"),
+        ("data", str, "./data", "folder of images and downloads"), ("subset", SHARE, 1.0, "of the data"),
         ("image-size", number(int, "[16, 1024]"), None, "pixels (None: the dataset's own)")],
     "federation": [
         ("clients", COUNT, None, "K (None: 20, by domain one each)"),
@@ -894,13 +887,13 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
         ("beta", POSITIVE, 0.1, "β of 'dirichlet'"), ("classes-per-client", COUNT, 2, "of 'pathological'"),
         ("missing", FROM_ZERO, 1, "classes a client lacks in 'missing'"),
         ("dominant-share", SHARE, 0.46, "of a client's large class in 'dominant'"),
-        ("domain-clients", domain_clients, None, "NAME:N,NAME:N (None: client i has domain i mod n)"),
-        ("domain-fraction", POSITIVE, 1.0, "a client's share of its domain; above 1: images per class"),
+        ("domain-clients", domain_clients, None, "NAME:N,NAME:N (None: the domains in turn)"),
+        ("domain-fraction", POSITIVE, 1.0, "a client's share; above 1: images per class"),
         ("drop-rate", number(float, "[0, 1]"), 0.0, "share of participants that fail")],
     "model": [
-        ("model", MODELS, "cnn4", "one, or a group: client i has the (i mod X)-th"),
+        ("model", MODELS, "cnn4", "one, or a group, in turn"),
         ("feature-dim", number(int, "[2, 65536]"), 512, "D, the size of a prototype"),
-        ("small-stem", bool, False, "ResNets: 3x3 without max-pool, not the 7x7 stem")],
+        ("small-stem", bool, False, "ResNets: 3x3, not 7x7 and max-pool")],
     "training": [
         ("rounds", COUNT, 1000, "T"), ("local-epochs", COUNT, 1, "E"), ("batch-size", COUNT, 10, "B"),
         ("lr", POSITIVE, 0.01, "η, of SGD"), ("momentum", number(float, "[0, 1)"), 0.0, "new in each round"),
@@ -914,7 +907,7 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
         ("eval-every", COUNT, 1, "rounds between evaluations"),
         ("checkpoint-every", FROM_ZERO, 10, "rounds between checkpoints (0: none)"),
         ("resume", str, None, "the folder of a run to go on with"), ("out", str, "runs", "for run folders"),
-        ("plot-every", FROM_ZERO, 0, "rounds between feature pictures (0: at the end)"),
+        ("plot-every", FROM_ZERO, 0, "rounds between pictures (0: at the end)"),
         ("no-plots", bool, False, "no pictures"), ("no-graph", bool, False, "no CUDA graphs, to compare")]}
 NOT_SETTINGS = "data device workers no_graph trials out resume checkpoint_every plot_every no_plots".split()
 
@@ -934,8 +927,8 @@ def make_parser(script, flags):
     return parser
 
 def parse(script, defaults, published, flags, settle, words):
-    """Command line -> args: what is typed, over the dataset's defaults, over the shared ones; settings: the
-    flags that decide a run's numbers; published: the rows that have the same."""
+    """Command line -> args: what is typed, over the dataset's defaults, over the shared ones; settings: what
+    decides a run's numbers; published: the rows that have the same."""
     def read(words, saved=None):
         parser = make_parser(script, flags)
         typed = parser.parse_args(words)
@@ -944,7 +937,7 @@ def parse(script, defaults, published, flags, settle, words):
         parser.set_defaults(**preset)
         args = parser.parse_args(words)
         if args.partition == "domain" != preset["partition"]:
-            args.clients = typed.clients  # the default number is meant for the default partition
+            args.clients = typed.clients  # the default number is for the default partition
         elif args.clients is None and args.partition != "domain":
             args.clients = 20
         settle(args)
@@ -953,7 +946,11 @@ def parse(script, defaults, published, flags, settle, words):
 
     args, held = read(words), None
     if args.resume is not None:
-        held = read_checkpoint(args, script)
+        try:
+            held = torch.load(Path(args.resume, "checkpoint.pt"), map_location=args.device, weights_only=True)
+            assert held["script"] == script
+        except Exception:  # absent, truncated, foreign
+            bad(f"--resume {args.resume}: no complete checkpoint.pt of {script}.py there")
         args = read(words, held["settings"])
         for k, v in held["settings"].items():
             if args.settings.get(k) != v:
@@ -967,19 +964,10 @@ def parse(script, defaults, published, flags, settle, words):
                       if table_row(read(line.split()).settings) == table_row(args.settings)]
     return args
 
-def read_checkpoint(args, script):
-    """The checkpoint in args.resume; exit status 2 where this script cannot go on from it."""
-    try:
-        held = torch.load(Path(args.resume, "checkpoint.pt"), map_location=args.device, weights_only=True)
-        assert held["script"] == script
-    except Exception:  # absent, truncated, foreign
-        bad(f"--resume {args.resume}: no complete checkpoint.pt of {script}.py there")
-    return held
-
 def launch(main, defaults, published, flags, settle=lambda args: None, words=None):
-    """Call main(args) once per trial. defaults: {dataset: {setting: value}}, "cifar10" for
-    those not named, "domains" for such with several; published: [(command line, table, accuracy[, what is
-    open])]; flags(group) adds the method's own; settle(args) fills defaults that depend on others."""
+    """Call main(args) once per trial. defaults: {dataset: {setting: value}}, "cifar10" for others, "domains"
+    for those with several; published: [(command line, table, accuracy[, what is open])]; flags(group) adds
+    the method's own; settle(args) fills defaults that depend on others."""
     script = Path(sys.argv[0]).stem if main.__module__ == "__main__" else main.__module__
     args = parse(script, defaults, published, flags, settle, sys.argv[1:] if words is None else words)
     torch.set_num_threads(1)  # clients are what runs side by side

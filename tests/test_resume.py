@@ -15,7 +15,7 @@ MORE = {"fedproto": "--participation 0.6 --drop-rate 0.3", "fedtgp": "--drop-rat
 
 def check_same_ends(one, other):
     ends = [torch.load(run.folder / "checkpoint.pt", weights_only=True) for run in (one, other)]
-    for part in ("nets", "modules", "state"):
+    for part in ("modules", "state"):
         torch.testing.assert_close(ends[0][part], ends[1][part], rtol=0, atol=0)
     assert numbers(one) == numbers(other)
 

@@ -160,7 +160,7 @@ BAD = {"(0, 1]": ["--participation 0", "--participation 1.5", "--participation x
        "[0, 1]": ["--drop-rate 1.5"], "[0, 1)": ["--momentum 1", "fedfm --validation 1"],
        "[1, 1e9]": ["--clients 0", "--rounds -3", "--batch-size 0", "--eval-every 0"],
        "at least 2": ["--clients 5000", "--partition missing --missing 10"],
-       "0 of 2 images of 10": ["--subset 1e-9 --clients 20"], "whole": ["--rounds 1.5"],
+       "0 of 2 images": ["--subset 1e-9 --clients 20"], "whole": ["--rounds 1.5"],
        "65536]": ["--feature-dim 0"], "[16, 1024]": ["--image-size 8"], "cnn4": ["--model vgg"],
        "[0, inf)": ["--weight-decay -1", "--lam -1"], "pathological": ["--partition sorted"],
        "device": ["--device tpu"], "[0, 1e9]": ["--seed -1"], "checkpoint.pt": ["--resume nowhere"],
