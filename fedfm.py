@@ -1,40 +1,38 @@
 """FedFM: Anchor-based Feature Matching for Data Heterogeneity in Federated Learning.
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
-With heterogeneous data each client learns a feature space of its own, and averaging such
-models is little more than averaging strangers. FedFM gives all clients the same category-wise
-anchors, the mean features of each class over all clients, and matches every feature to the
+With heterogeneous data each client learns a feature space of its own. FedFM gives all clients the
+same category-wise anchors, the mean features of each class, and matches every feature to the
 anchor of its class, so that the averaged models share one space.
 
-One round (C classes, C_k of them at client k, D features, d the size of the model):
+One round (C classes, C_k of them at client k, D features, d the size of the model; numbers per participant):
   1. the server sends the model                                                              down: d numbers
      each participant sends its class means by this model, and its class counts (Eq. 8)      up: C_k·(D + 1)
   2. the server averages them into the anchors (Eq. 9) and sends these                       down: C·D
   3. each participant trains the model: cross-entropy + λ · matching of features to anchors (Eqs. 2, 10)
   4. each sends its model, the server averages them by their numbers of images (Eq. 11)      up: d
   5. the global model is tested on the server's test images, by its classifier (mean over domains); the best
-     round has its best mean of accuracies on the clients' own validation images (20 % of theirs)
+     round is picked by its mean accuracy on all clients' validation images (20 % of theirs)
 The first T_s rounds are FedAvg: there are no anchors, step 1 sends the model only, step 2 falls away.
 
 FedFM-Lite (--lite, at the end of this file) saves a handshake: from round T_s on, anchors come from the local
-models after training, travel with them, and serve in the next round. With --model-every a, models travel
-every a-th round only; in between clients keep theirs, and the anchors go on.
+models after training and serve in the next round. With --model-every a, models travel every a-th round
+only, in warm-up, too; in between clients keep theirs, net and its scores rest, and the anchors go on.
 
   [choice] The paper writes cross-entropy of an already soft-maxed similarity; one softmax is meant.
   [choice] The anchor is normalised, too, after averaging: the similarity is a cosine. Anchors come from
       features in eval mode. SGD's momentum starts at zero in each round. BatchNorm's statistics are averaged
       with the weights, and are not counted in d. A class without an anchor takes no part in the matching.
   [choice] NIID-1: per class over clients, none to a client that is full, redrawn until all have a minimum.
-  [choice] --match l2 is FedFM with the squared distance of normalised vectors (Eq. 3 has no norms; Section
-      VII-D, 67.98, λ not given). It is not VII-C's "generalised FedProto". --prox adds FedProx's term.
+  [choice] --match l2 is FedFM with the squared distance of normalised vectors (Eq. 3 does not normalise;
+      Section VII-D, λ not given). It is not VII-C's "generalised FedProto". --prox adds FedProx's term.
   [choice] NIID-2: the text speaks of several dominant categories, Table III's caption of one. One per client
       on ten classes, C/K on more. The dominant share 0.46, CIFAR-100's augmentation and small stem, and the
       input normalisation are from github.com/rui-ye/FedFM. NIID-3's cyclic choice of missing classes is ours.
   [choice] A client sends the anchors of the C_k classes that it has, with counts; the paper counts all C.
       --aggregate uniform: without a class it sends the old anchor, so C·D numbers go up.
-  [choice] FedFM-Lite: it has T_s, and a holds before it, too. All clients get the model at an exchange; those
-      of the last round before the next one send theirs. Models also travel up in the last round. --prox pulls
-      to where the client's round began.
+  [choice] FedFM-Lite has T_s. All clients get the model at an exchange; those of the last round before the
+      next one send theirs. Models also travel up in the last round. --prox pulls to where the round began.
 
     python fedfm.py                                           embedded digits in four domains, under a minute
     python fedfm.py --dataset cifar10 --trials 3              Table III, NIID-1
@@ -59,16 +57,16 @@ def contrastive_guiding(z, y, anchors, known, temperature):
     D), known (C,) bool -> scalar; 0 where no class has one."""
     logits = F.normalize(z, dim=1) @ F.normalize(anchors, dim=1).T / temperature
     each = F.cross_entropy(logits.masked_fill(~known, -1e9), y, reduction="none")
-    counts = known[y].to(z.dtype)
-    return (each * counts).sum() / counts.sum().clamp(min=1)
+    has = known[y].to(z.dtype)
+    return (each * has).sum() / has.sum().clamp(min=1)
 
 
 def squared_distance(z, y, anchors, known):
     """q_l2, Eq. 3: ‖z_b/‖z_b‖ − a_c/‖a_c‖‖², c = y_b, the mean over
     the samples whose class has an anchor. As above."""
     each = (F.normalize(z, dim=1) - F.normalize(anchors, dim=1)[y]).square().sum(1)
-    counts = known[y].to(z.dtype)
-    return (each * counts).sum() / counts.sum().clamp(min=1)
+    has = known[y].to(z.dtype)
+    return (each * has).sum() / has.sum().clamp(min=1)
 
 
 def proximal(net, start):
@@ -100,7 +98,7 @@ def aggregate_anchors(local, counts, anchors, known, how="weighted"):
 # --- client -----------------------------------------------------
 
 def own_means(client, t, args):
-    """Eq. 8: class means (C, D) of its training images, 0 if absent, in eval mode; counts (C,). t: unused."""
+    """Eq. 8: class means (C, D) of its training images, 0 if absent, in eval mode; counts (C,)."""
     return class_means(client.net, client.train, args)
 
 
@@ -113,12 +111,15 @@ def local_loss(net, x, y, anchors, known, start, args):
         loss = loss + args.lam * contrastive_guiding(z, y, anchors, known, args.temperature)
     else:
         loss = loss + args.lam * squared_distance(z, y, anchors, known)                                # Eq. 3
-    return loss + args.prox * proximal(net, start) if args.prox else loss
+    if args.prox:
+        loss = loss + args.prox * proximal(net, start)
+    return loss
 
 
 def client_update(client, anchors, known, t, args):
-    """E shuffled epochs of new SGD in train mode, in place (Eq. 10) -> the client's weights, mean loss."""
-    step, rng = sgd_step(client.net, local_loss, args), generator(args.seed, "augment", t, client.id)
+    """E shuffled epochs of SGD in train mode on client.net (Eq. 10) -> its weights, mean loss."""
+    step = sgd_step(client.net, local_loss, args)  # step(*tensors): one on local_loss(net, *tensors, args)
+    rng = generator(args.seed, "augment", t, client.id)
     start = flat(client.net).detach() if args.prox else anchors.new_zeros(0)
     losses = [step(augment(x, rng) if args.augment else x, y, anchors, known, start)
               for x, y in minibatches(client, t, args)]
@@ -144,23 +145,22 @@ def main(args):
                                torch.zeros(args.classes, dtype=torch.bool, device=args.device))
     d = model_size(net)
 
-    for t in run.rounds():              # from 1; known (C,): has an anchor? none up to T_s: the matching is 0
+    for t in run.rounds():                                          # none known up to T_s: the matching is 0
         chosen = participants(clients, t, args)             # all, or at random (--participation, --drop-rate)
         if args.lite:
             anchors, known, losses, up, down = lite_round(net, clients, chosen, anchors, known, t, args)
         else:
-            up = len(chosen) * d                                                            # step 4's models
+            sent = 0
             for client in chosen:
                 client.net.load_state_dict(net.state_dict())
             if args.lam and t > args.warmup:
                 anchors, known, sent = new_anchors(chosen, anchors, known, t, args)                # Eqs. 8, 9
-                up += sent
-            down = len(chosen) * (d + known.sum() * args.feature_dim)
             models, losses = zip(*for_each_client(client_update, chosen, anchors, known, t, args))
             net.load_state_dict(average(models, [len(client.train.y) for client in chosen]))          # Eq. 11
+            up, down = len(chosen) * d + sent, len(chosen) * (d + known.sum() * args.feature_dim)
         scores = evaluate_global(net, tests, t, args, validation)
         run.report(t, scores, losses, up=up, down=down, state=(anchors, known))
-    print(cluster_quality(net, tests, args))
+    print(cluster_quality(net, tests, args))                                             # of the final model
     return run.finish()
 
 
@@ -257,7 +257,7 @@ def lite_round(net, clients, chosen, anchors, known, t, args):
     if t % args.model_every == 0 or t == args.rounds:
         up = len(chosen) * d
         net.load_state_dict(average(models, [len(client.train.y) for client in chosen]))              # Eq. 11
-    if args.lam and t >= args.warmup:                                             # they serve from T_s + 1 on
+    if args.lam and t >= args.warmup:                                     # they serve from the next round on
         anchors, known, sent = new_anchors(chosen, anchors, known, t, args)                        # Eqs. 8, 9
         up = up + sent
     return anchors, known, losses, up, down

@@ -11,8 +11,8 @@ One round (C classes, C_i of them at client i, D features):
   2. each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 4)
   3. each sends the class means of its features and its class counts (Eq. 2)                 up: C_i·(D + 1)
   4. the server averages them, weighted by the counts (Eq. 3)
-  5. every client's model is tested on its own held-back images: by the nearest new prototype, and by its
-     classifier
+  5. every client's model is tested on its own test images, a quarter of its share: by the nearest new
+     prototype, and by its classifier
 
 Choices, most of them shared with fedtgp.py and fedsa.py:
   [choice] φ, λ: Euclidean distance and 0.1 in the papers, mean squared error and 10 in HtFLlib (--distance).

@@ -14,8 +14,8 @@ One round (C classes, C_i of them at client i, D features):
      that margin (Eq. 7) + λ3 · its classifier on the anchors (Eq. 8): Eq. 9
   3. each sends the class means of its features and its class counts (Eq. 2)                 up: C_i·(D + 1)
   4. the server averages them by the counts (Eq. 3) and moves the anchors a little towards the mean (Eq. 10)
-  5. every client's model is tested on its own held-back images: by its classifier, and by the nearest new
-     anchor
+  5. every client's model is tested on its own test images, a quarter of its share: by its classifier, and
+     by the nearest new anchor
 
 Choices, besides those of fedproto.py (Eq. 3, λ1 and φ, same weights, score); all anchors take part:
   [choice] The paper calls the projection of the anchors trainable but gives no loss for

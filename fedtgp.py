@@ -11,19 +11,19 @@ One round (K participants, C classes, C_i of them at client i, D features; the p
   2. each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 11)
   3. each sends the class means of its features (Eq. 2), without counts                      up: C_i·D
   4. the server takes the margin from their class centres (Eq. 9) and trains its prototypes on them (Eq. 10)
-  5. every client's model, participant or not, is tested on its own held-back images: by the nearest new
-     prototype of a class seen so far, and by its classifier
+  5. every client's model, participant or not, is tested on its own test images, a quarter of its share: by
+     the nearest new prototype of a class seen so far, and by its classifier
 
-Choices, besides those explained in fedproto.py (among them λ = 0.1, φ Euclidean; Eq. 11 per sample, not per
-class mean; Eq. 2 in eval mode; same initial weights per architecture; score Σ right / Σ images):
+Choices, besides those explained in fedproto.py (Eq. 11 per sample, not per class mean; Eq. 2 in eval mode;
+same initial weights per architecture; score Σ right / Σ images):
   [choice] Margin. Eq. 9 takes the largest distance between class centres; HtFLlib takes the
       largest distance to the *nearest* other class, and the caption of Fig. 1 defines margin by
       the minimum, too. --margin pairwise (ours) or nearest. `fixed` (ablation FM, the paper gives no
       value) is τ itself, `none` the contrastive loss of Eq. 6 (SCL).
-  [choice] θ_F's hidden width is D, the vectors v^c are N(0, I). Both last over rounds; all SGD is new in
-      each, the server's with the clients' learning rate and batch size, without momentum or weight decay.
+  [choice] θ_F's hidden width is D, the vectors v^c are N(0, I). Both last over rounds; optimisers do not.
+      The server's has the clients' learning rate and batch size, no momentum and no weight decay.
   [choice] Eq. 10 is a sum over uploads; we take the mean over a batch of them, as HtFLlib does.
-  [choice] Only prototypes of classes seen so far are sent, none in round 1: others never met their class.
+  [choice] Only prototypes of classes seen so far are sent, none in round 1: the others were only pushed away.
   [choice] Default model: the paper's own experiments use HtFE8 (--model htfe8); ours is cnn4, as in FedSA's
       Table 1 (htcnn8 on glyphs and fmnist). Grey images become RGB.
 Watch `server_loss`, the last epoch's mean: in issue 2 of github.com/TsingZ0/FedTGP its authors say that it
@@ -72,7 +72,7 @@ def adaptive_margin(local, owns, args):
 
     local (K, C, D), owns (K, C) bool -> scalar; 0 where fewer than two classes were uploaded."""
     if args.margin in ("fixed", "none"):
-        return torch.tensor({"fixed": args.tau, "none": 0.0}[args.margin], device=local.device)
+        return torch.tensor(args.tau if args.margin == "fixed" else 0.0, device=local.device)
     owners = owns.sum(0)
     centres = torch.einsum("kcd,kc->cd", local, owns.to(local.dtype)) / owners.clamp(min=1)[:, None]
     centres = centres[owners > 0]
@@ -124,9 +124,9 @@ def local_loss(net, x, y, prototypes, known, args):
 
 def client_update(client, prototypes, known, t, args):
     """Trains the client's own model in place (Eq. 11), E reshuffled epochs -> prototypes (C, D), 0 where it
-    lacks the class, counts (C,), of which the server sees only which are > 0, and the mean loss."""
-    step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode
-    losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]
+    lacks the class, counts (C,), of which the server sees only which are > 0, the mean loss of all epochs."""
+    step = sgd_step(client.net, local_loss, args)   # step(*tensors): one on local_loss(net, *tensors, args),
+    losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]          # in train mode
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()         # Eq. 2, eval mode
 
 
@@ -135,12 +135,12 @@ def client_update(client, prototypes, known, t, args):
 def main(args):
     clients, C, D = make_clients(args), args.classes, args.feature_dim
     server = seeded(lambda: GlobalPrototypes(args), args.seed, "server").to(args.device)
-    run = Run(args, "prototype", clients, server=server)                                 # kept in checkpoints
-    prototypes, known = run.start(torch.zeros(C, D, device=args.device),
-                                  torch.zeros(C, dtype=torch.bool, device=args.device))
+    run = Run(args, "prototype", clients, server=server)
+    prototypes, known = run.start(torch.zeros(C, D, device=args.device),              # or the checkpoint's;
+                                  torch.zeros(C, dtype=torch.bool, device=args.device))     # none known yet
 
-    for t in run.rounds():                                               # known (C,): classes uploaded so far
-        chosen = participants(clients, t, args)                   # ρ of all, by seed and t, less --drop-rate
+    for t in run.rounds():
+        chosen = participants(clients, t, args)      # ρ of all, by seed and t; those that fail get nothing
         down = len(chosen) * known.sum() * D
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args)
         local, counts, losses = map(torch.stack, zip(*uploads))                      # (K, C, D), (K, C), (K,)
@@ -148,7 +148,7 @@ def main(args):
         margin = adaptive_margin(local, owns, args)                                                    # Eq. 9
         prototypes, loss = server_update(server, local, owns, margin, t, args)                        # Eq. 10
         known = known | owns.any(0)
-        prototypes = prototypes * known[:, None]                           # unseen: 0, as the pictures expect
+        prototypes = prototypes * known[:, None]                           # unseen: 0, only for the pictures
         scores = evaluate_personal(clients, prototypes, known, t, args)                       # all, eval mode
         run.report(t, scores, losses, up=owns.sum() * D, down=down, state=(prototypes, known),
                    server_loss=loss, margin=margin)
