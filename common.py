@@ -382,7 +382,7 @@ Samples = namedtuple("Samples", "x y")  # (n, 3, height, width) uint8 and (n,), 
 class Client:
     id: int
     train: Samples
-    test: Samples  # held back for its own evaluation
+    test: Samples
     net: Net = None  # its model; a global method loads the global weights into it
     test_features: torch.Tensor = None  # until the model is trained again
 
@@ -483,15 +483,17 @@ def minibatches(client, t, args):
     """(x, y) for E = args.local_epochs over the training images, shuffled anew in each."""
     client.test_features = None  # its model is about to change
     rng = generator(args.seed, "batches", t, client.id)
-    return shuffled(client.train, args.local_epochs, args.batch_size, rng)
+    return shuffled(client.train, args.local_epochs, args.batch_size, rng, args.last_batch == "drop")
 
-def shuffled(tensors, epochs, batch_size, rng):
-    """Batches of tensors (B, ...). [choice] The last, smaller one is used (HtFLlib drops it); a single sample
-    joins the batch before: BatchNorm cannot train on one."""
+def shuffled(tensors, epochs, batch_size, rng, drop=False):
+    """Batches of tensors (B, ...). A last, smaller one is used or, if not the only one, dropped; a single
+    sample joins the batch before: BatchNorm cannot train on one."""
     orders = np.stack([rng.permutation(len(tensors[0])) for _ in range(epochs)])
     for order in torch.from_numpy(orders).to(tensors[0].device):
         batches = list(order.split(batch_size))
-        if len(batches) > 1 and len(batches[-1]) == 1 < batch_size:
+        if len(batches) > 1 and drop and len(batches[-1]) < batch_size:
+            batches.pop()
+        elif len(batches) > 1 and len(batches[-1]) == 1 < batch_size:
             batches[-2:] = [torch.cat(batches[-2:])]
         for index in batches:
             yield tuple(value[index] for value in tensors)
@@ -504,8 +506,8 @@ def average(states, weights):
 graph_pool, graph_stream = map(functools.cache, (torch.cuda.graph_pool_handle, torch.cuda.Stream))
 
 def graphed(passes, module):
-    """`passes` (forward, backward) as a CUDA graph: hundreds of small kernels in one launch. One per shapes
-    of the tensors, kept with the module, all in one pool of memory."""
+    """`passes` (forward, backward) as a CUDA graph, one per shapes of the tensors, kept with the module, all
+    in one pool of memory."""
     graphs = module.__dict__.setdefault("graphs", {})
 
     def replay(*tensors):
@@ -896,6 +898,7 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
         ("small-stem", bool, False, "ResNets: 3x3, not 7x7 and max-pool")],
     "training": [
         ("rounds", COUNT, 1000, "T"), ("local-epochs", COUNT, 1, "E"), ("batch-size", COUNT, 10, "B"),
+        ("last-batch", ["use", "drop"], "use", "the smaller one that ends an epoch"),
         ("lr", POSITIVE, 0.01, "η, of SGD"), ("momentum", number(float, "[0, 1)"), 0.0, "new in each round"),
         ("weight-decay", number(float, "[0, inf)"), 0.0, "of SGD")],
     "method": [],
@@ -974,10 +977,7 @@ def launch(main, defaults, published, flags, settle=lambda args: None, words=Non
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
         trial = {**vars(args), "seed": seed, "settings": {**args.settings, "seed": seed}}
-        try:
-            results.append(main(argparse.Namespace(**trial)))
-        except KeyboardInterrupt:
-            sys.exit(f"\ninterrupted: {script}.py --resume RUNFOLDER goes on from the last checkpoint")
+        results.append(main(argparse.Namespace(**trial)))
     for key in results[0] if args.trials > 1 else ():
         print(f"{key}: {mean_std([result[key] for result in results])} %, seeds {', '.join(map(str, seeds))}")
     return results

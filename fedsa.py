@@ -17,20 +17,21 @@ One round (C classes, C_i of them at client i, D features):
   5. every client's model is tested on its own test images, a quarter of its share: by its classifier, and
      by the nearest new anchor
 
-Choices, besides those of fedproto.py (Eq. 3, λ1 and φ, same weights, score); all anchors take part:
-  [choice] The paper calls the projection of the anchors trainable but gives no loss for
-      it ("to improve their separability"), and Eq. 10 updates its output. Ours is random, which shortens
-      the anchors (norm 22.7 to 13 at D = 512); --no-projection is "without ER".
-  [choice] Features end in a ReLU, so they are ≥ 0; anchors have both signs. L_R has a floor of about 9.
-  [choice] Eqs. 5 and 7 compare class means, Eq. 5 summed over a client's classes; we take each sample, and
-      the mean over the batch. Eq. 8 prints no bias; ours is the whole classifier.
+Choices, besides those of fedproto.py (Eq. 3, λ1 and φ, same weights, score); all anchors take part. "Theirs"
+is the authors' code, published a year later: github.com/lokinko/FedSA at 75bf106, on HtFLlib.
+  [choice] The paper calls the projection of the anchors trainable but gives no loss for it, and Eq. 10 moves
+      its output. Ours is one random linear layer, which shortens the anchors (norm 22.7 to 13 at D = 512);
+      --no-projection is "without ER". Theirs is random, too: linear, BatchNorm, ReLU, twice (anchors ≥ 0).
+  [choice] Eqs. 5 and 7 compare class means, Eq. 5 summed over a client's classes; both codes take samples,
+      and the mean over the batch. Eq. 8 prints no bias; both have the whole classifier. Theirs has the mean
+      squared error and λ1 = 10 in Eq. 5 (--distance mse), where the paper says Euclidean and 0.1.
+  [choice] Features end in a ReLU, so they are ≥ 0; our anchors have both signs: L_R has a floor of about 9.
   [choice] Eq. 6 divides N(N−1) distances by (N−1)², as printed: N/(N−1) times their mean, 0 for one class.
-      d_global is the same over the anchors; the paper says "average margin". A client's own prototypes are
-      those before it trains, in eval mode.
-  [choice] λ2 is 1 for heterogeneous models, else 0.01; we count every group of
-      architectures as heterogeneous. λ1 = 10 with mse follows HtFLlib's
-      FedProto (github.com/TsingZ0/HtFLlib at commit e959261).
-  [choice] The best round counts, as in FedTGP; FedSA does not say.
+      d_global is the same over the anchors. A client's own prototypes are those before it trains, in eval
+      mode. Theirs is the mean distance to the *nearest* other class, d_i of the client's last upload.
+  [choice] λ2 is 1 for heterogeneous models, else 0.01; every group of architectures counts as heterogeneous.
+  [choice] The paper does not say how it predicts. Theirs: the nearest mean of the last round's uploads, the
+      best of all rounds. Ours, beside a published number: the classifier, the best round.
   [choice] Table 4 has lost its alignment in our copy. 32.82 is "without CC": only that is above FedTGP's
       32.04, as the text says of projection with MCL. 30.80 and 30.61 follow.
 
@@ -143,10 +144,11 @@ def main(args):
 # --- settings ---------------------------------------------------
 
 PAPERS = dict(clients=20, participation=1.0, partition="dirichlet", beta=0.1, model="cnn4", rounds=1000,
-              local_epochs=1, batch_size=10, lr=0.01, momentum=0.0, weight_decay=0.0, feature_dim=512)
+              local_epochs=1, batch_size=10, last_batch="drop", lr=0.01, momentum=0.0, weight_decay=0.0,
+              feature_dim=512)
 DEFAULTS = {
     "glyphs": dict(PAPERS, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3,
-                   momentum=0.9),
+                   last_batch="use", momentum=0.9),
     "cifar10": PAPERS,
     "cifar100": dict(PAPERS, classes_per_client=10),
     "flowers102": dict(PAPERS, classes_per_client=10),

@@ -190,12 +190,15 @@ def test_participants():
         assert all(some == sorted(set(some), reverse=True) for some in rounds)  # largest first
         assert drop != 0.5 or 4 < np.mean(list(map(len, rounds))) < 6
 
-def test_batches_use_every_sample_once_and_never_a_single_one():
+def test_batches_use_every_sample_once_and_never_a_single_one_or_drop_the_last():
     for n in range(2, 40):
         for size in (2, 3, 10):
             batches = [y for y, in common.shuffled((torch.arange(n),), 2, size, np.random.default_rng(0))]
             assert sorted(torch.cat(batches).tolist()) == sorted([*range(n)] * 2)
             assert all(1 < len(batch) <= size + 1 for batch in batches)
+            full = [y for y, in common.shuffled((torch.arange(n),), 1, size, np.random.default_rng(0), True)]
+            assert [len(batch) for batch in full] == ([size] * (n // size) or [n])
+            assert len(torch.cat(full).unique()) == sum(map(len, full))
     assert [len(y) for y, in common.shuffled((torch.arange(3),), 1, 1, np.random.default_rng(0))] == [1] * 3
 
 def test_augment_moves_and_flips_and_nothing_else():
