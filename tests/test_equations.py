@@ -292,11 +292,12 @@ def test_fedlsa_server(C):                      # FedLSA Eqs. 3-5, A = nor(Θ(R)
     check(update, loss, start, anchors, 3, momentum=0.9, decay=0.01)
     assert all((a == b).all() for a, b in zip(frozen, weights_of(classifier)))
 
-def test_fedsa_anchors():                       # Ā = A W + b of A ~ N(0, I)
-    args = [settings(classes=400, no_projection=off) for off in (True, False)]
-    A, anchors = (common.seeded(lambda: fedsa.make_anchors(a), 0, "anchors").double().numpy() for a in args)
-    assert abs(A.mean()) < 0.1 and abs(A.var() - 1) < 0.1 and abs(anchors - A).max() > 0.1
-    assert (np.linalg.lstsq(np.hstack([A, np.ones((400, 1))]), anchors, rcond=None)[1] < 1e-9).all()
+def test_fedsa_anchors():                 # Ā = A W + b of A ~ N(0, I), or two layers with BatchNorm, ReLU
+    args = [settings(classes=400, projection=name) for name in ("none", "linear", "mlp")]
+    A, *anchors = (common.seeded(lambda: fedsa.make_anchors(a), 0, "anchors").double().numpy() for a in args)
+    assert abs(A.mean()) < 0.1 and abs(A.var() - 1) < 0.1 and abs(anchors[0] - A).max() > 0.1
+    assert (np.linalg.lstsq(np.hstack([A, np.ones((400, 1))]), anchors[0], rcond=None)[1] < 1e-9).all()
+    assert anchors[1].min() == 0 and abs((anchors[1] ** 2).mean(0) - 0.5).max() < 0.2    # half of a N(0, 1)
 
 KINDS, SHARES = [0, 1, 1], [1.0, 0.7, 0.3]      # FedPLCC: three prototypes of two classes and their weights
 personal = lambda z, y, p, *_: 0.7 * distance_term(z, y, p, [1, 1, 0], mse)         # FedTGP Eqs. 4, 11
@@ -332,8 +333,9 @@ def test_clients(name):
         return entropy + TERMS[name](z, y, p, w, start, margins[1])
     want, losses = sgd(loss, start, 2, 0.1, 0.9, 0.01)
     args = settings(local_epochs=2, batch_size=8, last_batch="use", lam=0.7, distance="mse", lam_r=0.3,
-                    lam_mcl=0.2, lam_cc=0.6, tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4, lam_corr=0.9, phi=0.5,
-                    local_prototypes="mean", match="cg", temperature=0.3, prox=0.8, augment=False)
+                    lam_mcl=0.2, lam_cc=0.6, tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4,
+                    lam_corr=0.9, phi=0.5, local_prototypes="mean", match="cg", temperature=0.3, prox=0.8,
+                    augment=False)
     data = common.Samples(x, torch.tensor(y))
     client, sent = common.Client(0, data, data, copy.deepcopy(net)), tensor(p).float()
     what = dict(fedsa=(sent,), fedlsa=(sent,), fedplcc=((sent, torch.tensor(KINDS), torch.tensor(SHARES)),))

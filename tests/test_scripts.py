@@ -52,7 +52,7 @@ def test_a_run_leaves_its_folder_and_the_right_numbers(script, run):
     "fedproto --partition domain --domain-clients plain:1,clutter:3 --domain-fraction 0.2",
     "fedtgp --margin nearest --clients 1", "fedtgp --margin fixed --model htcnn8",
     "fedtgp --margin none --no-mlp", "fedtgp --partition pathological --classes-per-client 1",
-    "fedsa --no-projection --participation 0.25",
+    "fedsa --projection none --participation 0.25",
     "fedsa --distance mse --alpha 0 --partition dominant", "fedsa --partition missing --missing 9",
     "fedlsa --compactness l2 --alpha 0", "fedlsa --model cnn4 --feature-dim 64 --partition iid --clients 3",
     "fedplcc --uniform-weights --phi 1 --alpha 0.25", "fedplcc --local-prototypes mean --finch-level first",
