@@ -113,7 +113,7 @@ def cached(path, key, make):
     return tensors
 
 def download(name, folder, size):
-    """One of torchvision's datasets, kept in `torchvision/` beside its folder."""
+    """One of torchvision's datasets, kept in `torchvision/` there."""
     root, kind = folder.parent / "torchvision", getattr(torchvision.datasets, TORCHVISION[name])
     splits = {"flowers102": ["train", "val", "test"], "svhn": ["train", "test"]}.get(name, [])
     options = [{"split": split} for split in splits] or [{"train": True}, {"train": False}]
@@ -254,7 +254,7 @@ def pathological(y, args, rng):
     return deal(stock, counts)
 
 def in_proportion(y, want, rng):
-    """Samples in proportion to want (K, C), as many as the scarcest class allows."""
+    """In proportion to want (K, C), as many as the scarcest class allows."""
     stock = by_class(y, rng)
     size = (np.array(list(map(len, stock))) / np.maximum(want.sum(0), 1e-12)).min()
     return deal(stock, np.floor(want * size + 1e-9).astype(int))
@@ -369,7 +369,7 @@ def build_net(args, client=0, kind=Net, **normalisation):
         classifier = nn.Sequential(*mlp(widths), nn.Linear(widths[-1], args.classes))
         return kind(extractor, classifier if hidden else classifier[0], args.feature_dim, **normalisation)
     net = seeded(make, args.seed, f"weights {name} {tuple(hidden)}")
-    return net.to(args.device, memory_format=torch.channels_last)  # the fastest for convolutions
+    return net.to(args.device, memory_format=torch.channels_last)
 
 def model_size(net):
     """Numbers that travel: trainable weights, as the papers count."""
@@ -483,15 +483,16 @@ def minibatches(client, t, args):
     """(x, y) for E = args.local_epochs over the training images, shuffled anew in each."""
     client.test_features = None  # its model is about to change
     rng = generator(args.seed, "batches", t, client.id)
-    return shuffled(client.train, args.local_epochs, args.batch_size, rng, args.last_batch == "drop")
+    return shuffled(client.train, args.local_epochs, args.batch_size, rng, args.batches)
 
-def shuffled(tensors, epochs, batch_size, rng, drop=False):
-    """Batches of tensors (B, ...). A last, smaller one is used or, if not the only one, dropped; a single
-    sample joins the batch before: BatchNorm cannot train on one."""
-    orders = np.stack([rng.permutation(len(tensors[0])) for _ in range(epochs)])
+def shuffled(tensors, epochs, batch_size, rng, how="all"):
+    """Batches of tensors (B, ...). "all": a single last sample joins the batch before (BatchNorm needs two);
+    "full": a last, smaller batch is dropped, unless alone; "fixed": nor are they shuffled."""
+    n = len(tensors[0])
+    orders = np.stack([np.arange(n) if how == "fixed" else rng.permutation(n) for _ in range(epochs)])
     for order in torch.from_numpy(orders).to(tensors[0].device):
         batches = list(order.split(batch_size))
-        if len(batches) > 1 and drop and len(batches[-1]) < batch_size:
+        if len(batches) > 1 and how != "all" and len(batches[-1]) < batch_size:
             batches.pop()
         elif len(batches) > 1 and len(batches[-1]) == 1 < batch_size:
             batches[-2:] = [torch.cat(batches[-2:])]
@@ -544,7 +545,7 @@ def distances(a, b):
 
 @torch.no_grad()
 def extract(net, x):
-    """Features (n, D) of images x (n, ...) in eval mode, in batches."""
+    """Features (n, D) of images x (n, ...) in eval mode."""
     net.eval()
     return torch.cat([net.features(batch) for batch in x.split(1000 if x.is_cuda else 100)])
 
@@ -809,7 +810,7 @@ def plot_margins(net, clients, stars, classes, t, args):
     table, server = np.ma.masked_invalid(table), np.ma.masked_invalid(margins(stars, classes, args.classes))
     axis = Figure(figsize=(8, 4)).subplots()
     axis.plot(table.max(0), "^", label=f"best of {len(clients)} clients")
-    axis.plot(table.mean(0), "o", label="mean over the clients that have the class")
+    axis.plot(table.mean(0), "o", label="mean of the clients that have the class")
     axis.plot(server, "*", markersize=12, label="server's")
     axis.set_xticks(*class_ticks(args), rotation=90 if args.classes > 10 else 0)
     axis.set(ylabel=f"round {t}: distance to the next class\n(higher: better separated)", ylim=(0, None))
@@ -880,7 +881,7 @@ POSITIVE, SHARE = number(float, "(0, inf)"), number(float, "(0, 1]")
 FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a switch
     "data": [
         ("dataset", str, "glyphs", f"glyphs (embedded), {', '.join(TORCHVISION)}, or a folder"),
-        ("data", str, "./data", "folder of images and downloads"), ("subset", SHARE, 1.0, "of the data"),
+        ("data", str, "./data", "images and downloads"), ("subset", SHARE, 1.0, "of the data"),
         ("image-size", number(int, "[16, 1024]"), None, "pixels (None: the dataset's own)")],
     "federation": [
         ("clients", COUNT, None, "K (None: 20, by domain one each)"),
@@ -898,7 +899,7 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
         ("small-stem", bool, False, "ResNets: 3x3, not 7x7 and max-pool")],
     "training": [
         ("rounds", COUNT, 1000, "T"), ("local-epochs", COUNT, 1, "E"), ("batch-size", COUNT, 10, "B"),
-        ("last-batch", ["use", "drop"], "use", "the smaller one that ends an epoch"),
+        ("batches", ["all", "full", "fixed"], "all", "full: no smaller last, fixed: nor shuffled"),
         ("lr", POSITIVE, 0.01, "η, of SGD"), ("momentum", number(float, "[0, 1)"), 0.0, "new in each round"),
         ("weight-decay", number(float, "[0, inf)"), 0.0, "of SGD")],
     "method": [],
@@ -906,7 +907,7 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
         ("seed", FROM_ZERO, 0, "of everything random"),
         ("trials", COUNT, 1, "seeds SEED, SEED+1, ...; prints mean ± std"),
         ("device", device, "auto", "auto, cpu, cuda, cuda:1 ..."),
-        ("workers", FROM_ZERO, 0, "clients side by side on a CPU (0: one per core)"),
+        ("workers", FROM_ZERO, 0, "clients side by side, on CPU (0: one per core)"),
         ("eval-every", COUNT, 1, "rounds between evaluations"),
         ("checkpoint-every", FROM_ZERO, 10, "rounds between checkpoints (0: none)"),
         ("resume", str, None, "the folder of a run to go on with"), ("out", str, "runs", "for run folders"),

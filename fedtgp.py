@@ -158,11 +158,11 @@ def main(args):
 # --- settings ---------------------------------------------------
 
 PAPERS = dict(clients=20, participation=1.0, partition="dirichlet", beta=0.1, model="cnn4", rounds=1000,
-              local_epochs=1, batch_size=10, last_batch="drop", lr=0.01, momentum=0.0, weight_decay=0.0,
+              local_epochs=1, batch_size=10, batches="full", lr=0.01, momentum=0.0, weight_decay=0.0,
               feature_dim=512)
 DEFAULTS = {
     "glyphs": dict(PAPERS, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3,
-                   last_batch="use", momentum=0.9),
+                   batches="all", momentum=0.9),
     "cifar10": PAPERS,
     "cifar100": dict(PAPERS, classes_per_client=10),
     "flowers102": dict(PAPERS, classes_per_client=10),

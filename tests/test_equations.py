@@ -332,7 +332,7 @@ def test_clients(name):
         entropy = mean([cross_entropy(linear(*w[2:], v), c) for v, c in zip(z, y)])
         return entropy + TERMS[name](z, y, p, w, start, margins[1])
     want, losses = sgd(loss, start, 2, 0.1, 0.9, 0.01)
-    args = settings(local_epochs=2, batch_size=8, last_batch="use", lam=0.7, distance="mse", lam_r=0.3,
+    args = settings(local_epochs=2, batch_size=8, batches="all", lam=0.7, distance="mse", lam_r=0.3,
                     lam_mcl=0.2, lam_cc=0.6, tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4,
                     lam_corr=0.9, phi=0.5, local_prototypes="mean", match="cg", temperature=0.3, prox=0.8,
                     augment=False)

@@ -10,24 +10,27 @@ HERE = Path(__file__).parent
 LINES = [  # log, label, colour, line
     ("fedproto-off-s0", "fedproto.py --lam 0: no guidance", "grey", "-"),
     ("fedproto-s0", "fedproto.py", "C0", "-"),
-    ("htfllib-fedproto-s0.log", "FedProto in HtFLlib, other draws of clients", "C0", ":"),
     ("fedsa-s0", "fedsa.py", "C1", "-"),
-    ("fedsa-official-s0.log", "FedSA, its authors' code, the same draws", "C1", ":"),
-    ("fedsa-authors-s0", "fedsa.py with the authors' choices", "C1", "--")]
+    ("fedproto-off-use-s0", "no guidance, last batch used", "grey", "--"),
+    ("fedsa-use-s0", "fedsa.py by the paper's letter, last batch used", "C1", "--"),
+    ("fedsa-official-s0.log", "FedSA, its authors' code", "C1", ":"),
+    ("htfllib-fedproto-s0.log", "FedProto in HtFLlib, other participants", "C0", ":")]
 PAPER = {"FedProto": (87.49, "C0"), "FedTGP": (87.98, "C2"), "FedSA": (88.78, "C1")}  # FedSA Table 1
 
 
 def read(log):
     """{"classifier": [(round, accuracy)], "prototype": ..., "anchor": ...} of a run folder or a text log."""
     if log.endswith(".log"):
-        rows = [dict(zip(words[::2], words[1::2])) for words in map(str.split, open(HERE / log))]
+        rows = [dict(reversed(re.findall(r"(\w+) ([\d.]+)", line))) for line in open(HERE / log)]
     else:
-        rows = [{k.removeprefix("acc_"): v for k, v in row.items()} for row in csv.DictReader(open(HERE / log / "log.csv"))]
+        file = open(HERE / log / "log.csv")
+        rows = [{k.removeprefix("acc_"): v for k, v in row.items()} for row in csv.DictReader(file)]
     kinds = [kind for kind in ("classifier", "prototype", "anchor") if kind in rows[0]]
-    return {kind: [(int(r["round"]), float(r[kind])) for r in rows if r[kind] != "nan" and float(r[kind]) > 20] for kind in kinds}
+    rows = [row for row in rows if row[kinds[0]] != "nan" and row["round"] != "0"]
+    return {kind: [(int(row["round"]), float(row[kind])) for row in rows] for kind in kinds}
 
 
-figure, axes = plt.subplots(1, 2, figsize=(11, 4.8), sharey=True, layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(11, 4.8), layout="constrained")
 for log, label, colour, line in LINES:
     if not (HERE / log).exists():
         continue
@@ -37,8 +40,9 @@ for log, label, colour, line in LINES:
 for axis, title in zip(axes, ("by classifier", "by nearest prototype; FedSA by nearest anchor")):
     for name, (accuracy, colour) in PAPER.items():
         axis.plot(1000, accuracy, "*", color=colour, markersize=12, clip_on=False, label=f"the paper's {name}")
-    axis.set(title=title, xlabel="round", xlim=(0, 1000), ylim=(68, 90))
+    axis.set(title=title, xlabel="round", xlim=(0, 1000), ylim=(60 if "prototype" in title else 76, 90))
     axis.grid(alpha=0.25)
 axes[0].set_ylabel("accuracy on own test images (%)")
-figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False,
+              fontsize="small")
 figure.savefig(HERE.parents[1] / "cifar10-device.png", dpi=110)
