@@ -460,7 +460,7 @@ def side_by_side(function, items, workers):
 # --- local training ---
 def sgd_step(module, loss, args, graph=True, **other):
     """`step(*tensors)`: one SGD step on `loss(module, *tensors, args)`, in train mode -> the loss. Momentum
-    starts at zero; `other`: options other than args'."""
+    starts at zero; `other`: options instead of args'."""
     options = dict(lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay) | other
     optimizer = torch.optim.SGD(module.parameters(), **options, fused=True)
     module.train()

@@ -28,8 +28,8 @@ Choices, most of them shared with fedtgp.py and fedsa.py:
       prototypes. Score: right answers over all test images; a mean over clients is the other reading.
   [choice] Clients with the same architecture start from the same weights, as in HtFLlib. With one
       architecture for all they understand each other's features from the start. HtFE5's members are ours.
-  [choice] A last, smaller batch is dropped, as in HtFLlib: a step on a few images just before the test costs
-      half a point. HtFLlib never shuffles either: as much again (--batches fixed; on glyphs "all").
+  [choice] A last, smaller batch is dropped, as in HtFLlib (on glyphs used, --batches all). At λ = 0, CIFAR-10
+      cross-device, seed 0, round 100: used 82.2, dropped 82.7, and never shuffled (fixed, as HtFLlib) 83.1.
   [choice] Plain SGD (the papers name none). Dirichlet: clients that are full get no more of a class, redrawn
       until all have two batches. All images are RGB; ResNets keep their 7x7 stem (--small-stem).
 HtFLlib is github.com/TsingZ0/HtFLlib at commit e959261.

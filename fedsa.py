@@ -18,12 +18,13 @@ One round (C classes, C_i of them at client i, D features):
      by the nearest new anchor
 
 Choices, besides those of fedproto.py (Eq. 3, same weights, score, last batch); all anchors take part.
-"Theirs" is the authors' code, published a year later: github.com/lokinko/FedSA at 75bf106, on HtFLlib.
+"Theirs" is the official code, a year later: github.com/lokinko/FedSA at 75bf106, on HtFLlib.
   [choice] The paper calls the projection of the anchors trainable but has no loss for it, and Eq. 10 moves
       its output. Theirs is random: linear, BatchNorm, ReLU, twice, so anchors are ≥ 0 as features are.
       --projection linear has both signs and does better in the few rounds on glyphs; none is "without ER".
   [choice] φ in Eq. 5 is the mean squared error and λ1 = 10, as theirs. The paper says Euclidean and 0.1
-      (--distance euclidean, on glyphs). With both, as with theirs, accuracy is ahead of the paper's letter.
+      (--distance euclidean, on glyphs). By classifier / anchor, CIFAR-10, cross-device, seed 0, round 100:
+      83.4 / 83.0 with MSE and the two layers, 83.0 / 80.4 with Euclidean and linear.
   [choice] Eqs. 5 and 7 compare class means, Eq. 5 summed over a client's classes; both codes take samples,
       and the mean over the batch. Eq. 8 prints no bias; both have the whole classifier.
   [choice] Eq. 6 divides N(N−1) distances by (N−1)², as printed: N/(N−1) times their mean, 0 for one class.
