@@ -5,36 +5,37 @@ Prototypes averaged from biased clients are biased themselves, and guiding clien
 a vicious cycle. FedSA takes its guides from elsewhere: random vectors, one per class, projected:
 the *semantic anchors*. Clients pull their features to the anchor of their class, keep a margin to the
 others, and train their classifier on the anchors, too, so that feature spaces and decision
-boundaries agree. The anchors follow the clients' prototypes very slowly.
+boundaries agree. The anchors follow the clients' prototypes, but by a ten-thousandth a round.
 
 One round (C classes, C_i of them at client i, D features):
   1. the server sends the anchors to each participant                                       down: C·D numbers
-  2. each participant takes as margin the larger of the anchors' and its own prototypes' average distance
-     (Eqs. 2, 6), then trains: cross-entropy + λ1 · distance to the anchor (Eq. 5) + λ2 · contrast with
-     that margin (Eq. 7) + λ3 · its classifier on the anchors (Eq. 8): Eq. 9
+  2. each participant takes as margin d* the larger of the anchors' and its own prototypes' average distance
+     (Eq. 6), then trains its whole model by SGD: cross-entropy + λ1 · distance to the anchor (Eq. 5)
+     + λ2 · contrast with that margin (Eq. 7) + λ3 · its classifier on the anchors (Eq. 8): Eq. 9
   3. each sends the class means of its features and its class counts (Eq. 2)                 up: C_i·(D + 1)
-  4. the server averages them by the counts (Eq. 3) and moves the anchors a little towards the mean (Eq. 10)
+  4. the server averages them by the counts (Eq. 3) and moves the anchors towards the mean (Eq. 10)
   5. every client's model is tested on its own test images, a quarter of its share: by its classifier, and
-     by the nearest new anchor
+     by the nearest new anchor ("prototype")
 
-Choices, besides those of fedproto.py (Eq. 3, same weights, score, last batch); all anchors take part.
-"Theirs" is the official code, a year later: github.com/lokinko/FedSA at 75bf106, on HtFLlib.
+The choices of fedproto.py hold here, too: Eq. 3, prototypes after training, equal first weights, Dirichlet,
+SGD, the last batch, the score. d is the distance, as in the paper. "Theirs" is the official code:
+github.com/lokinko/FedSA at 75bf106, on HtFLlib.
   [choice] The paper calls the projection of the anchors trainable but has no loss for it, and Eq. 10 moves
       its output. Theirs is random: linear, BatchNorm, ReLU, twice, so anchors are ≥ 0 as features are.
-      --projection linear has both signs and does better in the few rounds on glyphs; none is "without ER".
-  [choice] φ in Eq. 5 is the mean squared error and λ1 = 10, as theirs. The paper says Euclidean and 0.1
-      (--distance euclidean, on glyphs). By classifier / anchor, CIFAR-10, cross-device, seed 0, round 100:
-      83.4 / 83.0 with MSE and the two layers, 83.0 / 80.4 with Euclidean and linear.
-  [choice] Eqs. 5 and 7 compare class means, Eq. 5 summed over a client's classes; both codes take samples,
-      and the mean over the batch. Eq. 8 prints no bias; both have the whole classifier.
+      --projection linear: anchors of both signs, better in the few rounds on glyphs. none: "without ER".
+  [choice] d in Eq. 5 is the mean squared error and λ1 = 10, as theirs; in Eqs. 6 and 7 it stays Euclidean.
+      The paper says Euclidean and 0.1 (--distance euclidean, on glyphs). By classifier / anchor, CIFAR-10,
+      cross-device, seed 0, round 100: 83.4 / 83.0, with Euclidean and --projection linear 83.0 / 80.4.
+  [choice] Eqs. 5 and 7 are printed for class means, Eq. 5 summed over a client's classes. Ours and theirs
+      take samples and the mean over the batch. Eq. 8 is printed without bias; ours and theirs have one.
   [choice] Eq. 6 divides N(N−1) distances by (N−1)², as printed: N/(N−1) times their mean, 0 for one class.
-      d_global is the same over the anchors. A client's own prototypes are those before it trains, in eval
-      mode. Theirs is the mean distance to the *nearest* other class, d_i of the client's last upload.
+      A client's own prototypes are those before it trains: its last upload, or its first model's. Theirs
+      is the mean distance to the *nearest* other class.
   [choice] λ2 is 1 for heterogeneous models, else 0.01; every group of architectures counts as heterogeneous.
-  [choice] The paper does not say how it predicts. Theirs: the nearest mean of the last round's uploads, the
-      best of all rounds. Ours, beside a published number: the classifier, the best round.
-  [choice] Table 4 has lost its alignment in our copy. 32.82 is "without CC": only that is above FedTGP's
-      32.04, as the text says of projection with MCL. 30.80 and 30.61 follow.
+  [choice] The paper does not say how it predicts. Theirs: the nearest mean of the last round's uploads.
+      Ours, beside a published number: the classifier. Both: in the best round.
+  [choice] Table 4 has lost its alignment in our copy. 32.82 is "without CC": the text has projection and MCL
+      above FedTGP's 32.04. By their numbers of check marks, 30.80 lacks MCL and CC, 30.61 MCL.
 
     python fedsa.py                                                           embedded digits, under a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1       Table 1, cross-device
@@ -53,39 +54,35 @@ from common import (GROUPS, Run, class_means, distances, evaluate_personal, for_
 # --- losses -----------------------------------------------------
 
 def regularization(z, y, anchors, distance="euclidean"):
-    """L_R, Eq. 5, per sample: φ(z_b, Ā^{y_b}), batch mean. z (B, D), y (B,), anchors (C, D) -> scalar."""
+    """L_R, Eq. 5, per sample: d(z_b, Ā^{y_b}), batch mean. z (B, D), y (B,), anchors (C, D) -> scalar."""
     away = z - anchors[y]
     return away.norm(dim=1).mean() if distance == "euclidean" else away.square().mean()
 
 
 def margin_contrastive(z, y, anchors, margin):
-    """L_MCL, Eq. 7, per sample: cross-entropy over the logits −(φ(z_b, Ā^c) + d*·[c = y_b]), batch mean.
+    """L_MCL, Eq. 7, per sample: cross-entropy over the logits −(d(z_b, Ā^c) + d*·[c = y_b]), batch mean.
 
     z (B, D), y (B,), anchors (C, D), margin d* a scalar -> scalar."""
-    phi = distances(z, anchors)
-    return F.cross_entropy(-(phi + margin * F.one_hot(y, len(anchors))), y)
+    d = distances(z, anchors)
+    return F.cross_entropy(-(d + margin * F.one_hot(y, len(anchors))), y)
 
 
 def classifier_calibration(classifier, anchors):
-    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors (C,
-    D) themselves, mean over classes -> scalar."""
+    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors (C, D), mean over classes -> scalar."""
     return F.cross_entropy(classifier(anchors), torch.arange(len(anchors), device=anchors.device))
 
 
-def average_margin(prototypes, owns):
-    """Eq. 6: d = Σ_a Σ_{b≠a} φ(P^a, P^b) / (N−1)² over the N classes owned; 0 for N < 2.
-
-    prototypes (C, D), owns (C,) bool -> scalar."""
-    pairs = distances(prototypes, prototypes) * owns * owns[:, None]
-    return pairs.sum() / (owns.sum() - 1).clamp(min=1).square()
+def average_margin(points):
+    """Eq. 6: d = Σ_a Σ_{b≠a} d(P^a, P^b) / (N−1)²; 0 for one class. points (N, D) -> scalar."""
+    return distances(points, points).sum() / max(len(points) - 1, 1) ** 2
 
 
 # --- server -----------------------------------------------------
 
 def make_anchors(args):
-    """Semantic anchors Ā (C, D): A ~ N(0, I), projected by random layers."""
-    A, D = torch.randn(args.classes, args.feature_dim), args.feature_dim
-    linear = nn.Linear(D, D)
+    """Semantic anchors Ā (C, D): A ~ N(0, I), through random layers (BatchNorm: over the C of them)."""
+    D = args.feature_dim
+    A, linear = torch.randn(args.classes, D), nn.Linear(D, D)
     mlp = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.ReLU(),
                         nn.Linear(D, D), nn.BatchNorm1d(D), nn.ReLU())
     return {"none": nn.Identity(), "linear": linear, "mlp": mlp}[args.projection](A).detach()
@@ -118,9 +115,8 @@ def local_loss(net, x, y, anchors, margin, args):
 def client_update(client, anchors, t, args):
     """Trains the client's own model in place (Eq. 9), E reshuffled epochs -> prototypes (C, D), 0 where
     it lacks the class, counts (C,) (Eq. 2), mean loss."""
-    prototypes, counts = class_means(client.net, client.train, args)                                   # Eq. 2
-    margin = torch.maximum(average_margin(anchors, torch.ones_like(counts, dtype=torch.bool)),
-                           average_margin(prototypes, counts > 0))                                 # d*, Eq. 6
+    prototypes, counts = class_means(client.net, client.train, args)           # Eq. 2: as last uploaded, too
+    margin = torch.maximum(average_margin(anchors), average_margin(prototypes[counts > 0]))        # d*, Eq. 6
     step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode
     losses = [step(x, y, anchors, margin) for x, y in minibatches(client, t, args)]
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()                    # Eq. 2
@@ -129,7 +125,7 @@ def client_update(client, anchors, t, args):
 # --- the rounds -------------------------------------------------
 
 def main(args):
-    clients, D = make_clients(args), args.feature_dim
+    clients = make_clients(args)
     run = Run(args, "classifier", clients)
     anchors = run.start(seeded(lambda: make_anchors(args), args.seed, "anchors").to(args.device))
     known = torch.ones(args.classes, dtype=torch.bool, device=args.device)         # every class has an anchor
@@ -138,8 +134,9 @@ def main(args):
         chosen = participants(clients, t, args)                   # ρ of all, by seed and t, less --drop-rate
         uploads = for_each_client(client_update, chosen, anchors, t, args)
         local, counts, losses = map(torch.stack, zip(*uploads))                      # (K, C, D), (K, C), (K,)
-        anchors = ema(anchors, *weighted_mean(local, counts), args.alpha)                         # Eqs. 3, 10
-        up, down = (counts > 0).sum() * (D + 1), len(chosen) * anchors.numel()
+        mean, seen = weighted_mean(local, counts)                                                      # Eq. 3
+        anchors = ema(anchors, mean, seen, args.alpha)                                                # Eq. 10
+        up, down = (counts > 0).sum() * (args.feature_dim + 1), len(chosen) * anchors.numel()
         scores = evaluate_personal(clients, anchors, known, t, args)                          # all, eval mode
         run.report(t, scores, losses, up=up, down=down, state=(anchors,))
     return run.finish()
@@ -174,7 +171,7 @@ PUBLISHED = [  # these settings, where they are published, accuracy in %
     (HTFE8, "Table 2", "35.68 ± 0.17"),
     (f"{HTFE8} --local-epochs 5 --rounds 500", "Table 3", "37.57 ± 0.27"),
     (f"{HTFE8} --local-epochs 10 --rounds 200", "Table 3", "37.43 ± 0.13"),
-    (f"{HTFE8} --lam-mcl 0 --lam-cc 0 --projection none", "Table 4, L_R only", "29.54"),
+    (f"{HTFE8} --lam-mcl 0 --lam-cc 0 --projection none", "Table 4, EMA and L_R", "29.54"),
     (f"{HTFE8} --lam-mcl 0 --lam-cc 0", "Table 4, without MCL and CC", "30.80", ROW),
     (f"{HTFE8} --lam-cc 0", "Table 4, without CC", "32.82", ROW),
     (f"{HTFE8} --lam-mcl 0", "Table 4, without MCL", "30.61", ROW),
@@ -189,11 +186,11 @@ PUBLISHED = [  # these settings, where they are published, accuracy in %
 
 def flags(group):
     weight = number(float, "[0, inf)")
-    group.add_argument("--lam-r", type=weight, help="λ1, weight of L_R, Eq. 5 (None: 0.1, with mse 10)")
+    group.add_argument("--lam-r", type=weight, help="λ1, weight of L_R, Eq. 5 (None: 10, with euclidean 0.1)")
     group.add_argument("--lam-mcl", type=weight,
                        help="λ2, weight of L_MCL, Eq. 7 (None: 0.01, heterogeneous models 1)")
     group.add_argument("--lam-cc", type=weight, default=1.0, help="λ3, weight of L_CC, Eq. 8")
-    group.add_argument("--distance", choices=["euclidean", "mse"], default="mse", help="φ in L_R, Eq. 5")
+    group.add_argument("--distance", choices=["euclidean", "mse"], default="mse", help="d in L_R, Eq. 5")
     group.add_argument("--alpha", type=number(float, "[0, 1]"), default=0.9999,
                        help="α, what anchors keep, Eq. 10")
     group.add_argument("--projection", choices=["mlp", "linear", "none"], default="mlp",

@@ -175,7 +175,7 @@ def test_margins(K, C, D, tau):
     for p, owns in zip(u, n > 0):               # FedSA Eq. 6, each client's
         pairs = [euclidean(a, b) for a, b in itertools.permutations(p[owns], 2)]
         want = sum(pairs) / (owns.sum() - 1) ** 2 if pairs else 0.0
-        agree(fedsa.average_margin(tensor(p), torch.tensor(owns)), want)
+        agree(fedsa.average_margin(tensor(p)[torch.tensor(owns)]), want)
 
 # ---- FINCH
 def groups_of(x):                               # one pass: i and its first neighbour κ(i) belong together

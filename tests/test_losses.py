@@ -57,7 +57,7 @@ def test_margins():
         assert fedtgp.adaptive_margin(u, owns[..., 0], args) == want
         assert rule == "fixed" or fedtgp.adaptive_margin(u[:, :1], owns[:, :1, 0], args) == 0  # of one class
     for owned, want in (([1, 1, 1], 16 / 4), ([1, 0, 1], 8), ([0, 1, 0], 0), ([0, 0, 0], 0)):
-        assert fedsa.average_margin(double([[0], [3], [4]]), torch.tensor(owned) > 0) == want
+        assert fedsa.average_margin(double([[0], [3], [4]])[torch.tensor(owned) > 0]) == want
 
 def test_losses_of_anchors():
     A, zero = double([[1, 0, 0], [0, 1, 0], [0, 0, 1]]), double([0, 0, 0])
