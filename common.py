@@ -59,31 +59,28 @@ def load_dataset(args):
         data = image_folder(folder, size)
     size = max(2, round(args.subset * len(data.y)))
     keep = np.sort(generator(args.seed, "subset").permutation(len(data.y))[:size])
-    return Dataset(*(value[keep] for value in data[:4]), *data[4:]) if args.subset < 1 else data
+    return Dataset(*(value[keep] for value in data[:4]), *data[4:])
 
 def no_data(folder, why):
     sys.exit(f"no data in {folder}: {why}\n  wanted: {folder}/[<domain>/]{{train,test}}/<class>/*.png or "
              f"{folder}/<domain>/<class>/*.png\n  try: --data FOLDER, or --dataset glyphs")
 
 def domain_folders(folder):
-    """{domain: its folder}; the folder itself where it has no domains."""
-    images = torchvision.datasets.folder.IMG_EXTENSIONS
-    if (folder / "train").is_dir() or any(path.suffix.lower() in images for path in folder.glob("*/*")):
-        return {folder.name: folder}
-    return {path.name: path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
+    """The folders of its domains, or itself where it has none."""
+    return [folder] if (folder / "train").is_dir() else sorted(folder.glob("[!.]*"))
 
 def image_folder(folder, size):
     """A folder of images, split 80/20 where it has no train/ and test/."""
     files = []  # (path, class, domain, part)
-    for domain, path in domain_folders(folder).items():
+    for path in domain_folders(folder):
         for part in ("train", "test") if (path / "train").is_dir() else ("",):
             if any((path / part).glob("*/*")):
                 images = torchvision.datasets.ImageFolder(path / part, allow_empty=True)
-                files += [(file, images.classes[label], domain, part) for file, label in images.samples]
+                files += [(file, images.classes[label], path.name, part) for file, label in images.samples]
     if not files:
         no_data(folder, "no folders of images there")
     paths, *names, parts = zip(*files)
-    key = f"{zlib.crc32(repr(paths).encode())}, newest {max(os.stat(path).st_mtime_ns for path in paths)}"
+    key = zlib.crc32(repr([(path, os.stat(path).st_mtime_ns) for path in paths]).encode())
     x, = cached(folder.with_name(f"{folder.name}-{size}px.pt"), key, lambda: [decode(paths, size, folder)])
     (classes, y), (domains, domain) = (np.unique(column, return_inverse=True) for column in names)
     ours, parts = generator(0, "split").random(len(files)) < 0.2, np.array(parts)
@@ -163,7 +160,7 @@ def render(kind, n, size=32):
         return torch.rand(n, *shape, generator=rng) * (high - low) + low
 
     def tone(low, high, channels=1):
-        return uniform(low, high, channels, 1, 1).expand(-1, -1, side, side)
+        return uniform(low, high, channels, 1, 1)
 
     def noise(cells, channels=1):  # smooth, around 0
         return F.interpolate(uniform(-0.5, 0.5, channels, cells, cells), size=(side, side), mode="bilinear")
@@ -190,9 +187,9 @@ def render(kind, n, size=32):
         image = torch.lerp(ground, tone(0.65, 0.95), draw(digit, 0.35, *shift))
     else:  # clutter: coloured, blurred, between pieces of other digits
         ground, colour = tone(0, 1, 3), tone(0, 1, 3)
-        apart = (ground - colour)[..., :1, :1].mean(1, keepdim=True)  # at least 0.3
-        colour = (colour[..., :1, :1] - apart.sign() * (0.3 - apart.abs()).clamp(min=0)).clamp(0, 1)
-        image = noise(5, 3).mul_(0.35).add_(ground)
+        apart = (ground - colour).mean(1, keepdim=True)  # at least 0.3
+        colour = (colour - apart.sign() * (0.3 - apart.abs()).clamp(min=0)).clamp(0, 1)
+        image = ground + 0.35 * noise(5, 3)
         for _ in range(2):
             angle, other = uniform(0, 2 * math.pi), torch.randint(10, (n,), generator=rng)
             image.lerp_(tone(0, 1, 3), 0.8 * draw(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin()))
@@ -204,7 +201,7 @@ def render(kind, n, size=32):
     return image.clamp_(0, 1).mul_(255).round_().byte().expand(-1, 3, -1, -1)
 
 # --- partitions ---
-# Each makes a table of counts (K, C) from labels y (N,) and returns what `deal` hands out: K index arrays.
+# Each turns labels y (N,) into K index arrays.
 
 def deal(stock, counts):
     """stock: C index arrays; counts (K, C) -> K index arrays."""
@@ -260,8 +257,8 @@ def in_proportion(y, want, rng):
     return deal(stock, np.floor(want * size + 1e-9).astype(int))
 
 def dominant(y, args, rng):
-    """FedFM's NIID-2: a share of client i's samples is of class i mod C, the rest of the others.
-    [choice] Where m = C // K > 1, its m classes from i·m on are dominant together."""
+    """FedFM's NIID-2: a share of client i's samples is of class i mod C, the rest of the others. Where
+    m = C // K > 1, its m classes from i·m on are dominant together."""
     C, K, share = len(np.unique(y)), args.clients, args.dominant_share
     m = max(1, C // K)
     own = (np.arange(C) - m * np.arange(K)[:, None]) % C < m
@@ -317,13 +314,13 @@ class Net(nn.Module):
     def __init__(self, extractor, classifier, feature_dim, mean=(0.5,), std=(0.5,)):
         super().__init__()
         self.extractor, self.classifier, self.feature_dim = extractor, classifier, feature_dim
-        mean, std = torch.tensor(mean).view(1, -1, 1, 1), torch.tensor(std).view(1, -1, 1, 1)
+        mean, std = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
         self.register_buffer("scale", 1 / (255 * std), persistent=False)
         self.register_buffer("shift", -mean / std, persistent=False)
 
     def features(self, x):
         z = self.extractor(torch.addcmul(self.shift, self.scale, x.to(self.scale.dtype)))
-        return z if z.shape[1] == self.feature_dim else F.adaptive_avg_pool1d(z, self.feature_dim)
+        return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
         return self.classifier(self.features(x))
@@ -331,15 +328,15 @@ class Net(nn.Module):
 def mlp(widths):
     return [layer for a, b in zip(widths, widths[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
 
-def feature_extractor(name, size, feature_dim, small_stem=False):
+def feature_extractor(name, args):
     """An extractor by name: images (B, 3, size, size) -> (B, whatever it has)."""
     if name in CONVNETS:
-        layers, channels, (convolutions, widths) = [], 3, CONVNETS[name]
+        layers, channels, size, (convolutions, widths) = [], 3, args.pixels, CONVNETS[name]
         for width in (32, 64)[:convolutions]:
             layers += [nn.Conv2d(channels, width, 5), nn.MaxPool2d(2), nn.ReLU()]
             channels, size = width, (size - 4) // 2
         net = nn.Sequential(*layers, nn.Flatten(), *mlp([channels * size * size, *widths]))
-        return nn.Sequential(net, nn.Linear(512, feature_dim)) if name == "lsa_cnn" else net
+        return nn.Sequential(net, nn.Linear(512, args.feature_dim)) if name == "lsa_cnn" else net
     if name in RESNETS[:4]:  # one basic block in each of the first 1, 2, 3 or 4 stages
         net = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
         for stage in range(RESNETS.index(name) + 2, 5):
@@ -350,7 +347,7 @@ def feature_extractor(name, size, feature_dim, small_stem=False):
     setattr(net, "classifier" if name == "mobilenet_v2" else "fc", nn.Identity())
     if name == "googlenet":
         net.dropout = nn.Identity()
-    if small_stem and name in RESNETS:
+    if args.small_stem and name in RESNETS:
         net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
     return net
 
@@ -364,7 +361,7 @@ def build_net(args, client=0, kind=Net, **normalisation):
     name, hidden = architecture(args.model, client)
 
     def make():
-        extractor = feature_extractor(name, args.pixels, args.feature_dim, args.small_stem)
+        extractor = feature_extractor(name, args)
         widths = [args.feature_dim, *hidden]
         classifier = nn.Sequential(*mlp(widths), nn.Linear(widths[-1], args.classes))
         return kind(extractor, classifier if hidden else classifier[0], args.feature_dim, **normalisation)
@@ -470,13 +467,12 @@ def sgd_step(module, loss, args, graph=True, **other):
         value = loss(module, *tensors, args)
         value.backward()
         return value.detach()
-    if graph and next(module.parameters()).is_cuda and not args.no_graph:
-        passes = graphed(passes, module)
+    graph = graph and next(module.parameters()).is_cuda and not args.no_graph
 
     def step(*tensors):
-        value = passes(*tensors)
+        value = replay(passes, module, tensors) if graph else passes(*tensors)
         optimizer.step()
-        return value.clone()
+        return value.clone()  # a graph overwrites its loss
     return step
 
 def minibatches(client, t, args):
@@ -487,42 +483,37 @@ def minibatches(client, t, args):
 
 def shuffled(tensors, epochs, batch_size, rng, how="all"):
     """Batches of tensors (B, ...). "all": a single last sample joins the batch before (BatchNorm needs two);
-    "full": a last, smaller batch is dropped, unless alone; "fixed": nor are they shuffled."""
+    "full": a last, smaller batch is dropped, unless alone; "fixed": as full, and never shuffled."""
     n = len(tensors[0])
-    orders = np.stack([np.arange(n) if how == "fixed" else rng.permutation(n) for _ in range(epochs)])
-    for order in torch.from_numpy(orders).to(tensors[0].device):
-        batches = list(order.split(batch_size))
-        if len(batches) > 1 and how != "all" and len(batches[-1]) < batch_size:
+    for _ in range(epochs):
+        order = torch.from_numpy(np.arange(n) if how == "fixed" else rng.permutation(n))
+        batches = list(order.to(tensors[0].device).split(batch_size))
+        if how != "all" and n > batch_size and n % batch_size:
             batches.pop()
-        elif len(batches) > 1 and len(batches[-1]) == 1 < batch_size:
+        elif n > batch_size and n % batch_size == 1:
             batches[-2:] = [torch.cat(batches[-2:])]
         for index in batches:
             yield tuple(value[index] for value in tensors)
 
 def average(states, weights):
-    """Weighted mean of state_dicts (FedPLCC Eq. 1, FedFM Eq. 11), in float64; counters: the first's."""
+    """Weighted mean of state_dicts (FedPLCC Eq. 1, FedFM Eq. 11), in float64."""
     return {name: sum(state[name].double() * w for state, w in zip(states, weights)) / sum(weights)
-            if value.is_floating_point() else value for name, value in states[0].items()}
+            for name in states[0]}
 
 graph_pool, graph_stream = map(functools.cache, (torch.cuda.graph_pool_handle, torch.cuda.Stream))
 
-def graphed(passes, module):
-    """`passes` (forward, backward) as a CUDA graph, one per shapes of the tensors, kept with the module, all
-    in one pool of memory."""
-    graphs = module.__dict__.setdefault("graphs", {})
-
-    def replay(*tensors):
-        shapes = tuple(value.shape for value in tensors)
-        if shapes not in graphs:
-            graphs[shapes] = record(passes, module, [value.clone() for value in tensors])
-        graph, inputs, loss, gradients = graphs[shapes]
-        for held, value in zip(inputs, tensors):
-            held.copy_(value)
-        graph.replay()
-        for p, gradient in zip(module.parameters(), gradients):
-            p.grad = gradient
-        return loss
-    return replay
+def replay(passes, module, tensors):
+    """`passes(*tensors)` by a CUDA graph, one per shapes, kept with the module, all in one pool of memory."""
+    graphs, shapes = module.__dict__.setdefault("graphs", {}), tuple(value.shape for value in tensors)
+    if shapes not in graphs:
+        graphs[shapes] = record(passes, module, [value.clone() for value in tensors])
+    graph, inputs, loss, gradients = graphs[shapes]
+    for held, value in zip(inputs, tensors):
+        held.copy_(value)
+    graph.replay()
+    for p, gradient in zip(module.parameters(), gradients):
+        p.grad = gradient
+    return loss
 
 def record(passes, module, inputs):
     """-> a graph, its inputs, loss and gradients, in fixed memory; the module stays as it was."""
@@ -596,17 +587,15 @@ def evaluate_global(net, tests, t, args, validation=()):
 # --- run folder ---
 class Run:
     """A run's folder, log, printed lines, pictures, checkpoints. headline, beside: the prediction, the round
-    ("best", "final") beside published numbers; select: the column that picks the best round, if not the
-    prediction's; tests: images for features.png, if not the clients'; personal: checkpoints hold the clients'
-    models; modules: what else they hold, a global model as `net`."""
+    ("best", "final") beside published numbers; tests: images for features.png, if not the clients'; personal:
+    checkpoints hold the clients' models; modules: what else they hold, a global model as `net`."""
 
-    def __init__(self, args, headline, clients, *, beside="best", select="", tests=None, personal=True,
-                 **modules):
-        self.args, self.headline, self.beside, self.select = args, headline, beside, select
+    def __init__(self, args, headline, clients, *, beside="best", tests=None, personal=True, **modules):
+        self.args, self.headline, self.beside = args, headline, beside
         self.clients, self.tests, self.rows = clients, tests, []
         self.modules = modules | {str(client.id): client.net for client in clients if personal}
         self.folder = Path(args.resume or new_folder(args))
-        about = {"script": args.script, "headline": headline, "select": select, **args.settings}
+        about = {"script": args.script, "headline": headline, **args.settings}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
         self.picture("partition", plot_partition)
 
@@ -639,9 +628,7 @@ class Run:
         if args.checkpoint_every and (t % args.checkpoint_every == 0 or t == args.rounds):
             self.save()
         with open(self.folder / "log.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, list(row), extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(self.rows)
+            csv.writer(file).writerows([row, *(old.values() for old in self.rows)])
         if args.plot_every and t % args.plot_every == 0 and t < args.rounds:
             self.draw_features(t, f"-{t:04}")
         shown = [f"{k} {v:5.2f}" for k, v in scores.items() if v == v] or ["not evaluated"]
@@ -654,8 +641,8 @@ class Run:
         """Write checkpoint.pt, to another file first: there is always a complete one."""
         held = {"script": self.args.script, "settings": self.args.settings, "rows": self.rows,
                 "state": self.state, "modules": {k: m.state_dict() for k, m in self.modules.items()}}
-        torch.save(held, self.folder / "checkpoint.tmp")
-        os.replace(self.folder / "checkpoint.tmp", self.folder / "checkpoint.pt")
+        torch.save(held, scratch := self.folder / "checkpoint.tmp")
+        scratch.replace(self.folder / "checkpoint.pt")
 
     def picture(self, name, draw, *data):
         if not self.args.no_plots:
@@ -664,10 +651,9 @@ class Run:
             figure.savefig(self.folder / f"{name}.png")
 
     def draw_features(self, t, suffix=""):
-        """features.png and margins.png after round t."""
         stars, net = self.state[0], self.modules.get("net")
         if isinstance(stars, torch.Tensor):
-            known = stars.abs().sum(1).nonzero().flatten()
+            known = stars.any(1).nonzero().flatten()
             stars = stars[known], known
         stars = stars[:2] or (torch.zeros(0, self.args.feature_dim), torch.zeros(0).long())  # FedPLCC's first
         most = sorted(self.clients, key=lambda c: -len(c.test.y))[:6]
@@ -683,10 +669,10 @@ class Run:
         self.picture("curves", plot_curves, curves)
         self.draw_features(args.rounds)
         for kind in predictions(self.rows):
-            (best, at), final = best_round(self.rows, kind, self.select), self.rows[-1][f"acc_{kind}"]
+            (best, at, images), final = best_round(self.rows, kind), self.rows[-1][f"acc_{kind}"]
             results |= {f"best by {kind}": best, f"final by {kind}": final}
             print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {at} "
-                  f"(picked by {self.select[4:] or 'test images'})")
+                  f"(picked on {images} images)")
         for where, accuracy, unsure in args.published:
             print(f"published{unsure and f', with {unsure}'}: {accuracy} % ({where}); "
                   f"this run's {self.beside} round: {results[f'{self.beside} by {self.headline}']:.2f} %")
@@ -698,19 +684,21 @@ class Run:
 def new_folder(args):
     """Make <out>/<script>-<dataset>-s<seed>, a number added where that is taken."""
     folder = first = Path(args.out, f"{args.script}-{args.dataset}-s{args.seed}")
-    for number in itertools.count(2):
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            return folder
-        folder = Path(f"{first}-{number}")
+    others = itertools.count(2)
+    while folder.exists():
+        folder = Path(f"{first}-{next(others)}")
+    folder.mkdir(parents=True)
+    return folder
 
 def predictions(rows):
     return [kind for kind in ("classifier", "prototype", "test") if f"acc_{kind}" in rows[0]]
 
-def best_round(rows, kind, select=""):
-    """(accuracy, round) of the best round, by the prediction `kind` or the column `select`."""
-    best = max(rows, key=lambda row: np.nan_to_num(row[select or f"acc_{kind}"], nan=-1))
-    return best[f"acc_{kind}"], int(best["round"])
+def best_round(rows, kind):
+    """(accuracy, round) of the best round, and the images that it is picked on."""
+    images = "validation" if "acc_validation" in rows[0] else "test"
+    judge = f"acc_{kind if images == 'test' else images}"
+    best = max(rows, key=lambda row: np.nan_to_num(row[judge], nan=-1))
+    return best[f"acc_{kind}"], int(best["round"]), images
 
 def short(number):  # 1234567 -> 1.23 M
     return EngFormatter(places=2 if number >= 1000 else 0)(float(number)).strip()
@@ -742,15 +730,12 @@ def plot_curves(curves, args=None):
     figure = Figure(figsize=(11, 4.2 + 0.1 * len(curves)))
     left, right = figure.subplots(1, 2)
     for n, (label, key, logs) in enumerate(curves):
-        rounds = np.arange(min(map(len, logs)))
-        table = {k: np.array([[rows[t][k] for t in rounds] for rows in logs]) for k in logs[0][0]}
-        scored = ~np.isnan(table[key]).any(0)
-        x, y = rounds[scored] + 1, table[key][:, scored]
-        left.plot(x, y.mean(0), color=f"C{n}", label=label)
-        left.fill_between(x, y.min(0), y.max(0), color=f"C{n}", alpha=0.15)
-        for k, line in (("loss", "-"), ("server_loss", ":")) if key == curves[0][1] else ():
-            if k in table:
-                right.plot(rounds + 1, table[k].mean(0), line, color=f"C{n}")
+        losses = [(right, "loss", "-"), (right, "server_loss", ":")] * (key == curves[0][1])
+        for axis, k, line in [(left, key, "-"), *losses]:
+            y = np.array([[row.get(k, math.nan) for row in rows] for rows in zip(*logs)])  # (rounds, seeds)
+            t = np.flatnonzero(~np.isnan(y).any(1))
+            axis.plot(t + 1, y[t].mean(1), line, color=f"C{n}", label=label)
+            axis.fill_between(t + 1, y[t].min(1), y[t].max(1), color=f"C{n}", alpha=0.15)
     if hasattr(args, "majority"):
         left.axhline(args.majority, color="grey", linestyle="--", label="most frequent class")
     left.set(xlabel="round", ylabel="test accuracy (%)")
@@ -780,20 +765,19 @@ def plot_features(groups, stars, classes, t, args):
         parts.append((extract(net, x[index]), y[index], torch.full_like(y[index], g)))
     z, y, group = (torch.cat([part.cpu() for part in column]) for column in zip(*parts))
     points, how = embed(z, y, args.seed)
-    shown = y.bincount(minlength=args.classes).argsort(descending=True, stable=True)[:10].sort().values
+    shown = y.bincount().argsort(descending=True, stable=True)[:10].sort().values
     axis = Figure(figsize=(7.5, 5.6)).subplots()
     label = f"{how}, round {t}; {len(shown)} classes, {len(groups)} largest test sets"
     axis.set(xticks=[], yticks=[], xlabel=label)
-    markers = "o^DvPX<>ph8Hd"[:len(groups)] + "*"
     for n, k in enumerate(shown):
         axis.plot([], [], "s", color=f"C{n}", label=str(args.class_names[k])[:18])
-        for g, marker in enumerate(markers):
-            size, edge = (13, "black") if marker == "*" else (4, "none")
+    for g, name in enumerate([*groups, "server's"]):
+        marker, size, edge = ("o^DvPX<>ph8Hd"[g], 4, "none") if name in groups else ("*", 13, "black")
+        axis.plot([], [], marker, color="black", label=name)
+        for n, k in enumerate(shown):
             own = points[(y == k) & (group == g)].T
             axis.plot(*own, marker, color=f"C{n}", markersize=size, markeredgecolor=edge, alpha=0.7)
-    for name, marker in zip([*groups, "server's"], markers):
-        axis.plot([], [], marker, color="black", label=name[:20])
-    axis.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axis.figure.legend(loc="outside right center")
     return axis.figure
 
 def margins(vectors, classes, C):
@@ -807,11 +791,10 @@ def plot_margins(net, clients, stars, classes, t, args):
     for client in clients:
         means, counts = class_means(net or client.net, client.train, args)
         table.append(margins(means[counts > 0], counts.nonzero().flatten(), args.classes))
-    table, server = np.ma.masked_invalid(table), np.ma.masked_invalid(margins(stars, classes, args.classes))
-    axis = Figure(figsize=(8, 4)).subplots()
+    axis, table = Figure(figsize=(8, 4)).subplots(), np.ma.masked_invalid(table)
     axis.plot(table.max(0), "^", label=f"best of {len(clients)} clients")
     axis.plot(table.mean(0), "o", label="mean of the clients that have the class")
-    axis.plot(server, "*", markersize=12, label="server's")
+    axis.plot(margins(stars, classes, args.classes), "*", markersize=12, label="server's")
     axis.set_xticks(*class_ticks(args), rotation=90 if args.classes > 10 else 0)
     axis.set(ylabel=f"round {t}: distance to the next class\n(higher: better separated)", ylim=(0, None))
     axis.figure.legend(loc="outside lower center", ncols=3)
@@ -839,7 +822,7 @@ def compare(folders):
                    if str(v) not in ("None", "False", "") and any(other.get(k) != v for other in others)]
         name, flags, logs = f"{about['script']} {about['dataset']}", " ".join(changed), list(runs.values())
         for kind in predictions(logs[0]):
-            best = [best_round(rows, kind, about["select"])[0] for rows in logs]
+            best = [best_round(rows, kind)[0] for rows in logs]
             final = [rows[-1][f"acc_{kind}"] for rows in logs]
             print(f"| {name}", flags, ",".join(map(str, sorted(runs))), kind, mean_std(best), mean_std(final),
                   f"{len(logs[0])} |", sep=" | ")
@@ -854,7 +837,7 @@ def bad(message):
 
 def number(kind, interval):
     """An argparse type: an int or float in an interval, "(0, 1]" or "[1, inf)"."""
-    low, high = (float(v) for v in interval.strip("[]()").split(","))
+    low, high = map(float, interval[1:-1].split(","))
     ends = [low] * (interval[0] == "[") + [high] * (interval[-1] == "]")
 
     def parse(text):
@@ -902,7 +885,6 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
         ("batches", ["all", "full", "fixed"], "all", "full: no smaller last, fixed: nor shuffled"),
         ("lr", POSITIVE, 0.01, "η, of SGD"), ("momentum", number(float, "[0, 1)"), 0.0, "new in each round"),
         ("weight-decay", number(float, "[0, inf)"), 0.0, "of SGD")],
-    "method": [],
     "run": [
         ("seed", FROM_ZERO, 0, "of everything random"),
         ("trials", COUNT, 1, "seeds SEED, SEED+1, ...; prints mean ± std"),
@@ -915,10 +897,9 @@ FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a swit
         ("no-plots", bool, False, "no pictures"), ("no-graph", bool, False, "no CUDA graphs, to compare")]}
 NOT_SETTINGS = "data device workers no_graph trials out resume checkpoint_every plot_every no_plots".split()
 
-def make_parser(script, flags):
-    """All scripts' flags and the method's own."""
-    parser = argparse.ArgumentParser(script + ".py", formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-                                     allow_abbrev=False, description="Defaults where --dataset sets none:")
+def make_parser(flags):
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+                                     description="Defaults where --dataset sets none:", allow_abbrev=False)
     parser.error = bad
     for name, rows in FLAGS.items():
         group = parser.add_argument_group(name)
@@ -926,15 +907,14 @@ def make_parser(script, flags):
             how = "choices" if isinstance(kind, list) else "type"
             how = {"action": "store_true"} if kind is bool else {how: kind}
             group.add_argument(f"--{flag}", default=default, help=text, **how)
-        if name == "method":
-            flags(group)
+    flags(parser.add_argument_group("method"))
     return parser
 
 def parse(script, defaults, published, flags, settle, words):
     """Command line -> args: what is typed, over the dataset's defaults, over the shared ones; settings: what
     decides a run's numbers; published: the rows that have the same."""
     def read(words, saved=None):
-        parser = make_parser(script, flags)
+        parser = make_parser(flags)
         typed = parser.parse_args(words)
         several = "domains" in defaults and len(domain_folders(Path(typed.data, typed.dataset))) > 1
         preset = saved or defaults.get(typed.dataset) or defaults["domains" if several else "cifar10"]
@@ -972,13 +952,12 @@ def launch(main, defaults, published, flags, settle=lambda args: None, words=Non
     """Call main(args) once per trial. defaults: {dataset: {setting: value}}, "cifar10" for others, "domains"
     for those with several; published: [(command line, table, accuracy[, what is open])]; flags(group) adds
     the method's own; settle(args) fills defaults that depend on others."""
-    script = Path(sys.argv[0]).stem if main.__module__ == "__main__" else main.__module__
-    args = parse(script, defaults, published, flags, settle, sys.argv[1:] if words is None else words)
+    args = parse(Path(main.__code__.co_filename).stem, defaults, published, flags, settle, words)
     torch.set_num_threads(1)  # clients are what runs side by side
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
-        trial = {**vars(args), "seed": seed, "settings": {**args.settings, "seed": seed}}
-        results.append(main(argparse.Namespace(**trial)))
+        args.seed = args.settings["seed"] = seed
+        results.append(main(args))
     for key in results[0] if args.trials > 1 else ():
         print(f"{key}: {mean_std([result[key] for result in results])} %, seeds {', '.join(map(str, seeds))}")
     return results

@@ -127,7 +127,8 @@ def test_a_published_number_stands_beside_the_right_round(script, run, monkeypat
 
     def evaluate(*_):
         score, validation = next(rounds)
-        return {**dict.fromkeys(["classifier", "prototype", "test"], score), "validation": validation}
+        kinds = ["classifier", "prototype"] if script in PERSONAL else ["test"]
+        return dict.fromkeys(kinds, score) | ({"validation": validation} if script == "fedfm" else {})
     monkeypatch.setattr(module, "evaluate_personal" if script in PERSONAL else "evaluate_global", evaluate)
     words = f"{SMALL[script]} --rounds 3"
     monkeypatch.setattr(module, "PUBLISHED", [(words, "Table 0", "77.7", "λ open"), ("--lr 9", "None", "1")])
@@ -148,12 +149,12 @@ def test_defaults_give_way_to_flags_and_follow_the_data(tmp_path):
     assert (other.clients, other.lam_mcl, other.lam_r) == (None, 1, 0.1)
     for name in ("photo", "sketch"):
         picture(tmp_path / "mine" / name / "train" / "cat" / "1.png")
-        picture(tmp_path / "flat" / name / "1.png")
+        picture(tmp_path / "one" / "train" / "cat" / f"{name}.png")
     for script in GLOBAL:
         args = arguments(script, "--dataset mine --data", tmp_path)
         assert (args.partition, args.clients) == ("domain", None)
         assert script != "fedplcc" or args.lam_contra == 1
-        assert arguments(script, "--dataset flat --data", tmp_path).partition == "dirichlet"
+        assert arguments(script, "--dataset one --data", tmp_path).partition == "dirichlet"
 
 BAD = {"(0, 1]": ["--participation 0", "--participation 1.5", "--participation x", "fedplcc --phi 0"],
        "(0, inf)": ["--beta 0", "--lr nan", "--domain-fraction 0", "fedlsa --tau -0.1"],
