@@ -139,7 +139,7 @@ def new_anchors(chosen, anchors, known, t, args):
 def main(args):
     clients, net, tests = make_federation(args, args.validation, **NORMALISATION.get(args.dataset, {}))
     validation = [client.test for client in clients if len(client.test.y)]           # their held-back share
-    run = Run(args, "test", clients, tests=tests, personal=args.lite, net=net)    # --lite: clients keep theirs
+    run = Run(args, "test", clients, tests=tests, personal=args.lite, net=net)  # --lite: clients keep theirs
     anchors, known = run.start(torch.zeros(args.classes, args.feature_dim, device=args.device),
                                torch.zeros(args.classes, dtype=torch.bool, device=args.device))
     d = model_size(net)

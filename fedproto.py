@@ -9,13 +9,14 @@ thing by "class 3" without seeing each other's data or weights.
 One round (C classes, C_i of them at client i, D features):
   1. the server sends the prototypes of the classes seen so far to each participant    down: D numbers a class
   2. each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 4)
-  3. each sends the class means of its features and its class counts (Eq. 2)                 up: C_i·(D + 1)
+  3. each sends the class means of its features (Eq. 2) and its class counts                 up: C_i·(D + 1)
   4. the server averages them, weighted by the counts (Eq. 3)
   5. every client's model is tested on its own test images, a quarter of its share: by the nearest new
      prototype, and by its classifier
 
 Choices, most of them shared with fedtgp.py and fedsa.py:
-  [choice] φ, λ: Euclidean distance and 0.1 in the papers, mean squared error and 10 in HtFLlib (--distance).
+  [choice] φ, λ: Euclidean distance and 0.1 in the papers; mean squared error and 10 in HtFLlib and, but for
+      glyphs, in fedsa.py (--distance mse).
   [choice] Eq. 4 compares class means. We take the distance of each sample and the mean over the batch: an
       upper bound per class that also makes classes compact, and weights them by how often they occur.
   [choice] Eq. 3 has a further factor 1/|N_c|, which would shrink a prototype by the
@@ -25,13 +26,16 @@ Choices, most of them shared with fedtgp.py and fedsa.py:
   [choice] A class that nobody uploads keeps its prototype; one never seen is left out of loss and prediction.
   [choice] Prediction: FedTGP says nearest prototype, FedSA does not say; both are printed. Beside a published
       number stands the prototype's, in fedsa.py the classifier's. All clients are tested, with the new
-      prototypes. Score: right answers over all test images; a mean over clients is the other reading.
+      prototypes; what that would send is not counted. Score: right answers over all test images; a mean
+      over clients is the other reading.
   [choice] Clients with the same architecture start from the same weights, as in HtFLlib. With one
       architecture for all they understand each other's features from the start. HtFE5's members are ours.
-  [choice] A last, smaller batch is dropped, as in HtFLlib (on glyphs used, --batches all). At λ = 0, CIFAR-10
-      cross-device, seed 0, round 100: used 82.2, dropped 82.7, and never shuffled (fixed, as HtFLlib) 83.1.
+  [choice] A last, smaller batch is dropped, as in HtFLlib (on glyphs used, --batches all). By classifier at
+      λ = 0, CIFAR-10 cross-device, seed 0, round 100: used 82.2, dropped 82.7, never shuffled (fixed, as
+      HtFLlib) 83.1.
   [choice] Plain SGD (the papers name none). Dirichlet: clients that are full get no more of a class, redrawn
       until all have two batches. All images are RGB; ResNets keep their 7x7 stem (--small-stem).
+      Tiny-ImageNet is 100,000 images in FedTGP: put its training images only into the folder.
 HtFLlib is github.com/TsingZ0/HtFLlib at commit e959261.
 
     python fedproto.py                                                        embedded digits, under a minute
@@ -50,12 +54,12 @@ from common import (Run, class_means, evaluate_personal, for_each_client, launch
 # --- losses -----------------------------------------------------
 
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
-    """Second term of Eq. 4: φ(z_b, P^{y_b}), the mean over the samples whose class has a prototype.
+    """Second term of Eq. 4, per sample: φ(z_b, P̄^{y_b}), the mean over those whose class has a prototype.
 
     z (B, D) features, y (B,) classes, prototypes (C, D), known (C,) bool -> scalar; 0 without any."""
     away = z - prototypes[y]
     phi = away.norm(dim=1) if distance == "euclidean" else away.square().mean(dim=1)
-    has = known[y].to(z.dtype)
+    has = known[y]
     return (phi * has).sum() / has.sum().clamp(min=1)
 
 
@@ -79,8 +83,8 @@ def local_loss(net, x, y, prototypes, known, args):
 
 
 def client_update(client, prototypes, known, t, args):
-    """Trains the client's own model in place (Eq. 4), E reshuffled epochs -> prototypes (C, D), 0 where
-    it lacks the class, counts (C,) (Eq. 2), mean loss."""
+    """Trains the client's own model in place (Eq. 4), E reshuffled epochs -> prototypes (C, D) (Eq. 2), 0
+    where it lacks the class, counts (C,), mean loss."""
     step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode
     losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()         # Eq. 2, eval mode

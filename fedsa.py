@@ -12,7 +12,7 @@ One round (C classes, C_i of them at client i, D features):
   2. each participant takes as margin d* the larger of the anchors' and its own prototypes' average distance
      (Eq. 6), then trains its whole model by SGD: cross-entropy + λ1 · distance to the anchor (Eq. 5)
      + λ2 · contrast with that margin (Eq. 7) + λ3 · its classifier on the anchors (Eq. 8): Eq. 9
-  3. each sends the class means of its features and its class counts (Eq. 2)                 up: C_i·(D + 1)
+  3. each sends the class means of its features (Eq. 2) and its class counts                 up: C_i·(D + 1)
   4. the server averages them by the counts (Eq. 3) and moves the anchors towards the mean (Eq. 10)
   5. every client's model is tested on its own test images, a quarter of its share: by its classifier, and
      by the nearest new anchor ("prototype")
@@ -113,8 +113,8 @@ def local_loss(net, x, y, anchors, margin, args):
 
 
 def client_update(client, anchors, t, args):
-    """Trains the client's own model in place (Eq. 9), E reshuffled epochs -> prototypes (C, D), 0 where
-    it lacks the class, counts (C,) (Eq. 2), mean loss."""
+    """Trains the client's own model in place (Eq. 9), E reshuffled epochs -> prototypes (C, D) (Eq. 2), 0
+    where it lacks the class, counts (C,), mean loss."""
     prototypes, counts = class_means(client.net, client.train, args)           # Eq. 2: as last uploaded, too
     margin = torch.maximum(average_margin(anchors), average_margin(prototypes[counts > 0]))        # d*, Eq. 6
     step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode

@@ -6,29 +6,35 @@ prototypes ("margin shrink"). Here the server *learns* the global prototypes. Ea
 passed through a small network. It is drawn to the uploaded prototypes of its class and pushed from those of
 all others, with a margin: the largest distance between two classes' mean uploads, at most τ.
 
-One round (K participants, C classes, C_i of them at client i, D features; the paper's K is our D):
+One round (K participants, C classes, C_i of them at client i, D features; in the paper K, its clients M):
   1. the server sends the prototypes of the classes seen so far to each participant    down: D numbers a class
   2. each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 11)
   3. each sends the class means of its features (Eq. 2), without counts                      up: C_i·D
-  4. the server takes the margin from their class centres (Eq. 9) and trains its prototypes on them (Eq. 10)
+  4. the server takes the margin from the uploads' class centres (Eq. 9) and trains its prototypes on the
+     uploads (Eq. 10)
   5. every client's model, participant or not, is tested on its own test images, a quarter of its share: by
      the nearest new prototype of a class seen so far, and by its classifier
 
 Choices, besides those explained in fedproto.py (Eq. 11 per sample, not per class mean; Eq. 2 in eval mode;
-same initial weights per architecture; score Σ right / Σ images):
+same initial weights per architecture; score Σ right / Σ images; last batch):
+  [choice] φ and λ in Eq. 11 are Euclidean and 0.1, as printed. The authors' code has the mean squared error
+      and their commands λ = 10 (--distance mse). On the server φ is Euclidean in both.
   [choice] Margin. Eq. 9 takes the largest distance between class centres; HtFLlib takes the
       largest distance to the *nearest* other class, and the caption of Fig. 1 defines margin by
-      the minimum, too. --margin pairwise (ours) or nearest. `fixed` (ablation FM, the paper gives no
-      value) is τ itself, `none` the contrastive loss of Eq. 6 (SCL).
-  [choice] θ_F's hidden width is D, the vectors v^c are N(0, I). Both last over rounds; optimisers do not.
-      The server's has the clients' learning rate and batch size, no momentum and no weight decay.
+      the minimum, too. --margin pairwise (Eq. 9, the default) or nearest. `fixed` (ablation FM, the
+      paper gives no value) is τ itself, `none` the contrastive loss of Eq. 6 (SCL).
+  [choice] θ_F's hidden width is D, the vectors (Ṕ^c in the paper) are N(0, I). Both last over rounds. The
+      server's optimiser starts anew in each: SGD with the clients' learning rate and batch size, no momentum,
+      no weight decay; a last, smaller batch is always used. All as in HtFLlib.
   [choice] Eq. 10 is a sum over uploads; we take the mean over a batch of them, as HtFLlib does.
-  [choice] Only prototypes of classes seen so far are sent, none in round 1: the others were only pushed away.
+  [choice] Algorithm 1 sends all C prototypes from round 1 on. We send those of classes seen so far, none in
+      round 1 (nor does HtFLlib): the others are random, or were only pushed away.
   [choice] Default model: the paper's own experiments use HtFE8 (--model htfe8); ours is cnn4, as in FedSA's
       Table 1 (htcnn8 on glyphs and fmnist). Grey images become RGB.
-Watch `server_loss`, the last epoch's mean: in issue 2 of github.com/TsingZ0/FedTGP its authors say that it
-must come near 0 (1e-3 and less on 100 classes) before accuracy jumps. In the paper FedTGP reaches FedProto's
-best 36.34 % on CIFAR-100 after 17 rounds, FedProto itself after 489 (Appendix B). HtFLlib: see fedproto.py.
+Watch `server_loss`, the mean of the last epoch (the authors' code prints its last batch): in issue 2 of
+github.com/TsingZ0/FedTGP they say that it must come near 0 (1e-3 and less on 100 classes) before accuracy
+jumps. In the paper FedTGP reaches FedProto's best 36.34 % on CIFAR-100 after 17 rounds, FedProto itself after
+489 (Appendix B). HtFLlib: see fedproto.py.
 
     python fedtgp.py                                                          embedded digits, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                         Table 1, practical
@@ -47,12 +53,12 @@ from common import (Run, class_means, distances, evaluate_personal, for_each_cli
 # --- losses -----------------------------------------------------
 
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
-    """Second term of Eq. 11: φ(z_b, P̂^{y_b}), the mean over the samples whose class has a prototype.
+    """Second term of Eq. 11, per sample: φ(z_b, P̂^{y_b}), the mean over those whose class has a prototype.
 
     z (B, D) features, y (B,) classes, prototypes (C, D), known (C,) bool -> scalar; 0 without any."""
     away = z - prototypes[y]
     phi = away.norm(dim=1) if distance == "euclidean" else away.square().mean(dim=1)
-    has = known[y].to(z.dtype)
+    has = known[y]
     return (phi * has).sum() / has.sum().clamp(min=1)
 
 
@@ -72,10 +78,9 @@ def adaptive_margin(local, owns, args):
 
     local (K, C, D), owns (K, C) bool -> scalar; 0 where fewer than two classes were uploaded."""
     if args.margin in ("fixed", "none"):
-        return torch.tensor(args.tau if args.margin == "fixed" else 0.0, device=local.device)
+        return local.new_tensor(args.tau if args.margin == "fixed" else 0)
     owners = owns.sum(0)
-    centres = torch.einsum("kcd,kc->cd", local, owns.to(local.dtype)) / owners.clamp(min=1)[:, None]
-    centres = centres[owners > 0]
+    centres = (torch.einsum("kcd,kc->cd", local, owns.to(local.dtype)) / owners[:, None])[owners > 0]
     if len(centres) < 2:
         return centres.new_zeros(())
     phi = distances(centres, centres)
@@ -85,7 +90,7 @@ def adaptive_margin(local, owns, args):
 
 
 class GlobalPrototypes(nn.Module):
-    """P̂^c = F(v^c; θ_F) (C, D): trainable vectors, and F = Linear, ReLU, Linear; both last over rounds."""
+    """P̂^c = F(v^c; θ_F) (C, D): trainable vectors (the paper's Ṕ^c), and F = Linear, ReLU, Linear."""
 
     def __init__(self, args):
         super().__init__()
@@ -109,8 +114,8 @@ def server_update(server, local, owns, margin, t, args):
     p, c = local[owns], owns.nonzero()[:, 1]                       # the uploaded prototypes and their classes
     batches = shuffled((p, c), args.server_epochs, args.batch_size, generator(args.seed, "server", t))
     step = sgd_step(server, server_loss, args, momentum=0.0, weight_decay=0.0)
-    losses = [step(*batch, margin) for batch in batches]
-    return server().detach(), torch.stack(losses).view(args.server_epochs, -1)[-1].mean()
+    losses = torch.stack([step(*batch, margin) for batch in batches]).view(args.server_epochs, -1)
+    return server().detach(), losses[-1].mean()
 
 
 # --- client -----------------------------------------------------
@@ -125,8 +130,8 @@ def local_loss(net, x, y, prototypes, known, args):
 def client_update(client, prototypes, known, t, args):
     """Trains the client's own model in place (Eq. 11), E reshuffled epochs -> prototypes (C, D), 0 where it
     lacks the class, counts (C,), of which the server sees only which are > 0, the mean loss of all epochs."""
-    step = sgd_step(client.net, local_loss, args)   # step(*tensors): one on local_loss(net, *tensors, args),
-    losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]          # in train mode
+    step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode
+    losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]
     return *class_means(client.net, client.train, args), torch.stack(losses).mean()         # Eq. 2, eval mode
 
 
@@ -136,11 +141,11 @@ def main(args):
     clients, C, D = make_clients(args), args.classes, args.feature_dim
     server = seeded(lambda: GlobalPrototypes(args), args.seed, "server").to(args.device)
     run = Run(args, "prototype", clients, server=server)
-    prototypes, known = run.start(torch.zeros(C, D, device=args.device),              # or the checkpoint's;
-                                  torch.zeros(C, dtype=torch.bool, device=args.device))     # none known yet
+    prototypes, known = run.start(torch.zeros(C, D, device=args.device),
+                                  torch.zeros(C, dtype=torch.bool, device=args.device))
 
     for t in run.rounds():
-        chosen = participants(clients, t, args)      # ρ of all, by seed and t; those that fail get nothing
+        chosen = participants(clients, t, args)                   # ρ of all, by seed and t, less --drop-rate
         down = len(chosen) * known.sum() * D
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args)
         local, counts, losses = map(torch.stack, zip(*uploads))                      # (K, C, D), (K, C), (K,)
@@ -233,12 +238,13 @@ PUBLISHED = [  # these settings, where they are published, accuracy in %
 def flags(group):
     group.add_argument("--lam", type=number(float, "[0, inf)"), help="λ, Eq. 11 (None: 0.1, with mse 10)")
     group.add_argument("--distance", choices=["euclidean", "mse"], default="euclidean",
-                       help="φ on the client, Eq. 11")
+                       help="φ in Eq. 11; the server's is Euclidean")
     group.add_argument("--margin", choices=["pairwise", "nearest", "fixed", "none"], default="pairwise",
-                       help="δ, Eq. 9")
+                       help="δ: Eq. 9, HtFLlib's, τ itself (FM), 0 (SCL, Eq. 6)")
     group.add_argument("--tau", type=number(float, "[0, inf)"), default=100.0,
-                       help="τ, the largest margin, Eq. 9")
-    group.add_argument("--server-epochs", type=number(int, "[1, 1e9]"), default=100, help="S, Eq. 10")
+                       help="τ, Eq. 9: the largest margin; with --margin fixed, the margin")
+    group.add_argument("--server-epochs", type=number(int, "[1, 1e9]"), default=100,
+                       help="S, the server's epochs")
     group.add_argument("--no-mlp", action="store_true", help="train the vectors themselves, without F")
 
 
