@@ -265,7 +265,7 @@ def dominant(y, args, rng):
     return in_proportion(y, np.where(own, share / m, (1 - share) / max(1, C - m)), rng)
 
 def missing(y, args, rng):
-    """FedFM's NIID-3: client i holds the classes i, ..., i+C-missing-1 (mod C, [choice]), as many of each."""
+    """FedFM's NIID-3: client i holds the classes i, ..., i+C-missing-1 (mod C), as many of each."""
     C = len(np.unique(y))
     return in_proportion(y, (np.arange(C) - np.arange(args.clients)[:, None]) % C < C - args.missing, rng)
 
@@ -655,7 +655,7 @@ class Run:
         if isinstance(stars, torch.Tensor):
             known = stars.any(1).nonzero().flatten()
             stars = stars[known], known
-        stars = stars[:2] or (torch.zeros(0, self.args.feature_dim), torch.zeros(0).long())  # FedPLCC's first
+        stars = stars[:2]
         most = sorted(self.clients, key=lambda c: -len(c.test.y))[:6]
         groups = ({name: (net, data) for name, data in self.tests.items()} if net else
                   {f"client {c.id}": (c.net, c.test) for c in most})
