@@ -70,22 +70,22 @@ def domain_folders(folder):
     return [folder] if (folder / "train").is_dir() else sorted(folder.glob("[!.]*"))
 
 def image_folder(folder, size):
-    """A folder of images, split 80/20 where it has no train/ and test/."""
+    """A folder of images. Without train/ and test/, two of ten in a row are for testing, as in FPL's code."""
     files = []  # (path, class, domain, part)
     for path in domain_folders(folder):
         for part in ("train", "test") if (path / "train").is_dir() else ("",):
             if any((path / part).glob("*/*")):
                 images = torchvision.datasets.ImageFolder(path / part, allow_empty=True)
-                files += [(file, images.classes[label], path.name, part) for file, label in images.samples]
+                files += [(file, images.classes[label], path.name, part or ("train", "test")[n % 10 > 7])
+                          for n, (file, label) in enumerate(images.samples)]
     if not files:
         no_data(folder, "no folders of images there")
     paths, *names, parts = zip(*files)
     key = zlib.crc32(repr([(path, os.stat(path).st_mtime_ns) for path in paths]).encode())
     x, = cached(folder.with_name(f"{folder.name}-{size}px.pt"), key, lambda: [decode(paths, size, folder)])
     (classes, y), (domains, domain) = (np.unique(column, return_inverse=True) for column in names)
-    ours, parts = generator(0, "split").random(len(files)) < 0.2, np.array(parts)
-    test = np.where(parts == "", ours, parts == "test")
-    return Dataset(x, *map(torch.from_numpy, (y, domain, test)), classes.tolist(), domains.tolist())
+    y, domain, test = map(torch.from_numpy, (y, domain, np.array(parts) == "test"))
+    return Dataset(x, y, domain, test, classes.tolist(), domains.tolist())
 
 def decode(images, size, name):
     """Files, or PIL images, as RGB (n, 3, size, size) uint8."""
@@ -303,7 +303,7 @@ CONVNETS = {"cnn4": (2, [512]), "lsa_cnn": (2, [512]),  # name: convolutions, fu
                 ([512], [512, 512], [1024, 512], [1024, 512, 512])) for n in (1, 2)}}
 HTFE8 = ["cnn4", "googlenet", "mobilenet_v2", *RESNETS[4:]]
 GROUPS = {"htfe2": ["cnn4", "resnet18"], "htfe3": ["resnet10", "resnet18", "resnet34"],
-          "htfe4": HTFE8[:4], "htfe5": HTFE8[1:6], "htfe8": HTFE8, "htfe9": RESNETS,
+          "htfe4": HTFE8[:4], "htfe5": ["cnn4", *RESNETS[3:7]], "htfe8": HTFE8, "htfe9": RESNETS,
           "htcnn8": list(CONVNETS)[2:], "res34-htc4": ["resnet34"], "htfe8-htc4": HTFE8}
 MODELS = ["cnn4", "lsa_cnn", *RESNETS, "googlenet", "mobilenet_v2", *GROUPS]
 
@@ -476,7 +476,7 @@ def sgd_step(module, loss, args, graph=True, **other):
     return step
 
 def minibatches(client, t, args):
-    """(x, y) for E = args.local_epochs over the training images, shuffled anew in each."""
+    """(x, y) for E = args.local_epochs epochs over the training images, shuffled anew in each."""
     client.test_features = None  # its model is about to change
     rng = generator(args.seed, "batches", t, client.id)
     return shuffled(client.train, args.local_epochs, args.batch_size, rng, args.batches)
@@ -496,7 +496,7 @@ def shuffled(tensors, epochs, batch_size, rng, how="all"):
             yield tuple(value[index] for value in tensors)
 
 def average(states, weights):
-    """Weighted mean of state_dicts (FedPLCC Eq. 1, FedFM Eq. 11), in float64."""
+    """Weighted mean of state_dicts (FedFM Eq. 11), BatchNorm's statistics too, in float64."""
     return {name: sum(state[name].double() * w for state, w in zip(states, weights)) / sum(weights)
             for name in states[0]}
 
@@ -565,17 +565,17 @@ def evaluate_personal(clients, prototypes, known, t, args):
     nearest prototype. nan in rounds that --eval-every leaves out."""
     if t % args.eval_every and t != args.rounds:
         return {"classifier": math.nan, "prototype": math.nan}
-    right = 100 * torch.stack(for_each_client(own_test, clients, prototypes, known, t, args)).cpu()  # (K, 2)
+    right = torch.stack(for_each_client(own_test, clients, prototypes, known, t, args)).cpu()  # (K, 2)
     sizes = torch.tensor([[len(client.test.y)] for client in clients])
     if t == args.rounds:
-        spread = (right / sizes).nanquantile(torch.tensor([0, 0.5, 1]), 0).T.flatten()
+        spread = (100 * right / sizes).nanquantile(torch.tensor([0, 0.5, 1]), 0).T.flatten()
         print("clients, lowest, median, highest by classifier {:.1f} {:.1f} {:.1f}, prototype {:.1f} {:.1f} "
               "{:.1f} %".format(*spread))
-    return dict(zip(["classifier", "prototype"], (right.sum(0) / sizes.sum()).tolist()))
+    return dict(zip(["classifier", "prototype"], (100 * right.sum(0) / sizes.sum()).tolist()))
 
 def evaluate_global(net, tests, t, args, validation=()):
     """Accuracy in % of the global model on test images {domain: Samples}; "test" is the mean over domains,
-    "validation" that over the clients' [Samples]. nan as above."""
+    "validation" that over the clients' [Samples]. nan in rounds that --eval-every leaves out."""
     def accuracy(data):
         if t % args.eval_every and t != args.rounds:
             return math.nan

@@ -29,10 +29,9 @@ Choices, most of them shared with fedtgp.py and fedsa.py:
       prototypes; what that would send is not counted. Score: right answers over all test images; a mean
       over clients is the other reading.
   [choice] Clients with the same architecture start from the same weights, as in HtFLlib. With one
-      architecture for all they understand each other's features from the start. HtFE5's members are ours.
-  [choice] A last, smaller batch is dropped, as in HtFLlib (on glyphs used, --batches all). By classifier at
-      λ = 0, CIFAR-10 cross-device, seed 0, round 100: used 82.2, dropped 82.7, never shuffled (fixed, as
-      HtFLlib) 83.1.
+      architecture for all they understand each other's features from the start. HtFE5 is FedSA's code's.
+  [choice] A last, smaller batch is dropped, as in HtFLlib (on glyphs used, --batches all), which never
+      shuffles either (--batches fixed).
   [choice] Plain SGD (the papers name none). Dirichlet: clients that are full get no more of a class, redrawn
       until all have two batches. All images are RGB; ResNets keep their 7x7 stem (--small-stem).
       Tiny-ImageNet is 100,000 images in FedTGP: put its training images only into the folder.

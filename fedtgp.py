@@ -6,17 +6,17 @@ prototypes ("margin shrink"). Here the server *learns* the global prototypes. Ea
 passed through a small network. It is drawn to the uploaded prototypes of its class and pushed from those of
 all others, with a margin: the largest distance between two classes' mean uploads, at most τ.
 
-One round (K participants, C classes, C_i of them at client i, D features; in the paper K, its clients M):
+One round (K participants, C classes, C_i of them at client i, D features: the paper's K):
   1. the server sends the prototypes of the classes seen so far to each participant    down: D numbers a class
   2. each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 11)
   3. each sends the class means of its features (Eq. 2), without counts                      up: C_i·D
   4. the server takes the margin from the uploads' class centres (Eq. 9) and trains its prototypes on the
      uploads (Eq. 10)
   5. every client's model, participant or not, is tested on its own test images, a quarter of its share: by
-     the nearest new prototype of a class seen so far, and by its classifier
+     the nearest new prototype of a class seen so far, and by its classifier; the best round counts, as in
+     the paper
 
-Choices, besides those explained in fedproto.py (Eq. 11 per sample, not per class mean; Eq. 2 in eval mode;
-same initial weights per architecture; score Σ right / Σ images; last batch):
+The choices of fedproto.py hold here, too, but for Eq. 3 and for a class that nobody uploads.
   [choice] φ and λ in Eq. 11 are Euclidean and 0.1, as printed. The authors' code has the mean squared error
       and their commands λ = 10 (--distance mse). On the server φ is Euclidean in both.
   [choice] Margin. Eq. 9 takes the largest distance between class centres; HtFLlib takes the
@@ -24,17 +24,16 @@ same initial weights per architecture; score Σ right / Σ images; last batch):
       the minimum, too. --margin pairwise (Eq. 9, the default) or nearest. `fixed` (ablation FM, the
       paper gives no value) is τ itself, `none` the contrastive loss of Eq. 6 (SCL).
   [choice] θ_F's hidden width is D, the vectors (Ṕ^c in the paper) are N(0, I). Both last over rounds. The
-      server's optimiser starts anew in each: SGD with the clients' learning rate and batch size, no momentum,
-      no weight decay; a last, smaller batch is always used. All as in HtFLlib.
+      server trains by SGD with the clients' learning rate and batch size, no momentum, no weight decay, and
+      uses a last, smaller batch. All as in HtFLlib.
   [choice] Eq. 10 is a sum over uploads; we take the mean over a batch of them, as HtFLlib does.
-  [choice] Algorithm 1 sends all C prototypes from round 1 on. We send those of classes seen so far, none in
-      round 1 (nor does HtFLlib): the others are random, or were only pushed away.
+  [choice] Algorithm 1 sends all C prototypes from round 1 on, HtFLlib from round 2. We send and predict with
+      those of classes seen so far: the others were only pushed away. So is, for a round, a class that nobody
+      uploads in it.
   [choice] Default model: the paper's own experiments use HtFE8 (--model htfe8); ours is cnn4, as in FedSA's
-      Table 1 (htcnn8 on glyphs and fmnist). Grey images become RGB.
-Watch `server_loss`, the mean of the last epoch (the authors' code prints its last batch): in issue 2 of
-github.com/TsingZ0/FedTGP they say that it must come near 0 (1e-3 and less on 100 classes) before accuracy
-jumps. In the paper FedTGP reaches FedProto's best 36.34 % on CIFAR-100 after 17 rounds, FedProto itself after
-489 (Appendix B). HtFLlib: see fedproto.py.
+      Table 1 (htcnn8 on glyphs and fmnist).
+Watch `server_loss`, the mean of the last epoch: in issue 2 of github.com/TsingZ0/FedTGP its authors say that
+it must come near 0 (1e-3 and less on 100 classes) before accuracy jumps. HtFLlib: see fedproto.py.
 
     python fedtgp.py                                                          embedded digits, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                         Table 1, practical
@@ -64,7 +63,7 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
 
 def margin_contrastive(p, c, prototypes, margin):
     """Eqs. 7 and 10 (Eq. 6 with margin 0): cross-entropy over the logits −(φ(P_i^c, P̂^{c'}) + δ·[c' = c]),
-    batch mean.
+    c' over all C, batch mean.
 
     p (B, D) uploaded prototypes, c (B,) their classes, prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(p, prototypes)
@@ -74,9 +73,10 @@ def margin_contrastive(p, c, prototypes, margin):
 # --- server -----------------------------------------------------
 
 def adaptive_margin(local, owns, args):
-    """Eq. 9: δ = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ), Q^c the clients' mean prototype of class c.
+    """Eq. 9: δ = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ), Q^c the clients' mean prototype of class c; 0 where
+    fewer than two classes were uploaded. Or by another rule (--margin).
 
-    local (K, C, D), owns (K, C) bool -> scalar; 0 where fewer than two classes were uploaded."""
+    local (K, C, D), owns (K, C) bool -> scalar."""
     if args.margin in ("fixed", "none"):
         return local.new_tensor(args.tau if args.margin == "fixed" else 0)
     owners = owns.sum(0)
@@ -129,10 +129,11 @@ def local_loss(net, x, y, prototypes, known, args):
 
 def client_update(client, prototypes, known, t, args):
     """Trains the client's own model in place (Eq. 11), E reshuffled epochs -> prototypes (C, D), 0 where it
-    lacks the class, counts (C,), of which the server sees only which are > 0, the mean loss of all epochs."""
+    lacks the class, which it has (C,) bool, the mean loss of all epochs."""
     step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode
     losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]
-    return *class_means(client.net, client.train, args), torch.stack(losses).mean()         # Eq. 2, eval mode
+    means, counts = class_means(client.net, client.train, args)                             # Eq. 2, eval mode
+    return means, counts > 0, torch.stack(losses).mean()
 
 
 # --- the rounds: Algorithm 1 ------------------------------------
@@ -148,8 +149,7 @@ def main(args):
         chosen = participants(clients, t, args)                   # ρ of all, by seed and t, less --drop-rate
         down = len(chosen) * known.sum() * D
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args)
-        local, counts, losses = map(torch.stack, zip(*uploads))                      # (K, C, D), (K, C), (K,)
-        owns = counts > 0                                           # all that the server learns of the counts
+        local, owns, losses = map(torch.stack, zip(*uploads))                        # (K, C, D), (K, C), (K,)
         margin = adaptive_margin(local, owns, args)                                                    # Eq. 9
         prototypes, loss = server_update(server, local, owns, margin, t, args)                        # Eq. 10
         known = known | owns.any(0)
