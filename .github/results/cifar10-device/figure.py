@@ -10,11 +10,11 @@ HERE = Path(__file__).parent
 LINES = [  # log, label, colour, line
     ("fedproto-off-s0", "fedproto.py --lam 0: no guidance", "grey", "-"),
     ("fedproto-s0", "fedproto.py", "C0", "-"),
+    ("fedproto-mse-uniform-s0", "fedproto.py --distance mse --aggregate uniform", "C0", "--"),
+    ("htfllib-fedproto-s0.log", "FedProto in HtFLlib, other participants", "C0", ":"),
+    ("fedtgp-s0", "fedtgp.py", "C2", "-"),
     ("fedsa-s0", "fedsa.py", "C1", "-"),
-    ("fedproto-off-use-s0", "no guidance, last batch used", "grey", "--"),
-    ("fedsa-use-s0", "fedsa.py by the paper's letter, last batch used", "C1", "--"),
-    ("fedsa-official-s0.log", "FedSA, its authors' code", "C1", ":"),
-    ("htfllib-fedproto-s0.log", "FedProto in HtFLlib, other participants", "C0", ":")]
+    ("fedsa-official-s0.log", "FedSA, its authors' code", "C1", ":")]
 PAPER = {"FedProto": (87.49, "C0"), "FedTGP": (87.98, "C2"), "FedSA": (88.78, "C1")}  # FedSA Table 1
 
 
