@@ -39,7 +39,7 @@ One round (C classes, L features, d the size of the model):
   [choice] --lam 0 is FedAvg on the sphere, which may not be the paper's FedAvg.
   [choice] Published numbers stand beside the final round; the paper names none.
 
-    python fedlsa.py                                          embedded glyphs in four domains, under a minute
+    python fedlsa.py                                          embedded digits in four domains, under a minute
     python fedlsa.py --dataset digits --trials 3              Table 2 (a folder: mnist, usps, svhn, syn)
     python fedlsa.py --dataset pacs                           Table 3 (a folder, too)
     python fedlsa.py --alpha 0                                without separation of the anchors
@@ -58,7 +58,7 @@ from common import (Net, Run, average, evaluate_global, for_each_client, launch,
 # --- losses -----------------------------------------------------
 
 def compactness(h, y, anchors, tau, how="vmf"):
-    """L_COM, Eq. 8: cross-entropy over the logits h_b · a_c / τ, batch mean; "l2": distance ‖h_b − a_{y_b}‖.
+    """L_COM, Eq. 8: cross-entropy over the logits h_b · a_c / τ, batch mean; "l2": ‖h_b − a_{y_b}‖.
 
     h (B, L) on the sphere, y (B,) classes, anchors (C, L) on the sphere -> scalar."""
     if how == "l2":

@@ -101,7 +101,7 @@ def correlation(s, y, classes, weights, phi):
     """L_corr, Eq. 8: −Σ of the ⌈φ |G^y|⌉ largest s_α W_g among the prototypes of a sample's own class, the
     mean over the samples whose class has a prototype. Shapes as above -> scalar."""
     own = classes == y.unsqueeze(1)
-    keep = (phi * own.sum(1, keepdim=True).double() - 1e-9).ceil()  # 0.07 · 100, in floats above 7, is 7
+    keep = (phi * own.sum(1, keepdim=True).double() - 1e-9).ceil()  # 0.07 · 100 is 7, in floats more
     ranked = (s * weights * own).sort(1, descending=True).values                     # s > 0: others come last
     each = (ranked * (torch.arange(len(weights), device=s.device) < keep)).sum(1)
     return -each.sum() / own.any(1).sum().clamp(min=1)
@@ -141,7 +141,7 @@ def local_loss(net, x, y, prototypes, classes, weights, args):
 
 def client_update(client, prototypes, t, args):
     """Trains the client's copy of the global model (Eq. 4) -> its model, its clusters, mean loss."""
-    step = sgd_step(client.net, local_loss, args, graph=False)            # a graph needs a fixed number G
+    step = sgd_step(client.net, local_loss, args, graph=False)     # G changes: a graph would serve one round
     losses = [step(x, y, *prototypes) for x, y in minibatches(client, t, args)]
     local = local_prototypes(client.net, client.train, args)                                           # Eq. 9
     return client.net.state_dict(), local, torch.stack(losses).mean()
@@ -200,9 +200,9 @@ PUBLISHED = [(command, where, accuracy, OPEN) for command, where, accuracy in ( 
 
 
 def flags(group):
-    from_zero, positive = number(float, "[0, inf)"), number(float, "(0, inf)")
-    group.add_argument("--lam-contra", type=from_zero, default=1.0, help="λ1, weight of L_contra, Eq. 6")
-    group.add_argument("--lam-corr", type=from_zero,
+    weight, positive = number(float, "[0, inf)"), number(float, "(0, inf)")
+    group.add_argument("--lam-contra", type=weight, default=1.0, help="λ1, weight of L_contra, Eq. 6")
+    group.add_argument("--lam-corr", type=weight,
                        help="λ2, weight of L_corr, Eq. 8 (None: 10 λ1, so 0 with λ1 = 0)")
     group.add_argument("--phi", type=number(float, "(0, 1]"), default=0.5,
                        help="φ, share of a class's prototypes, Eq. 8")

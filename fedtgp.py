@@ -25,7 +25,7 @@ The choices of fedproto.py hold here, too, but for Eq. 3 and for a class that no
       paper gives no value) is τ itself, `none` the contrastive loss of Eq. 6 (SCL).
   [choice] θ_F's hidden width is D, the vectors (Ṕ^c in the paper) are N(0, I). Both last over rounds. The
       server trains by SGD with the clients' learning rate and batch size, no momentum, no weight decay, and
-      uses a last, smaller batch. All as in HtFLlib.
+      uses a last, smaller batch, as in HtFLlib (only a single upload joins the batch before).
   [choice] Eq. 10 is a sum over uploads; we take the mean over a batch of them, as HtFLlib does.
   [choice] Algorithm 1 sends all C prototypes from round 1 on, HtFLlib from round 2. We send and predict with
       those of classes seen so far: the others were only pushed away. So is, for a round, a class that nobody

@@ -53,6 +53,7 @@ def test_domains_with_and_without_split(tmp_path):
     assert data.domains == ["photo", "sketch"] and data.classes == ["cat", "dog"]
     assert torch.equal(data.y, data.domain) and data.test[data.y == 1].sum() == 10
     assert torch.equal(data.test[:40], torch.arange(40) % 10 > 7)
+    assert torch.equal(data.test, load(tmp_path, "set", seed=5).test)
     with pytest.raises(SystemExit, match="wanted: .*flat/<domain>"):
         load(tmp_path, "flat")
 
