@@ -13,7 +13,9 @@ LINES = [  # log, label, colour, line
     ("fedproto-mse-uniform-s0", "fedproto.py --distance mse --aggregate uniform", "C0", "--"),
     ("htfllib-fedproto-s0.log", "FedProto in HtFLlib, other participants", "C0", ":"),
     ("fedtgp-s0", "fedtgp.py", "C2", "-"),
+    ("fedtgp-mse-s0", "fedtgp.py --distance mse", "C2", "--"),
     ("fedsa-s0", "fedsa.py", "C1", "-"),
+    ("fedsa-mcl1-s0", "fedsa.py --lam-mcl 1", "C1", "--"),
     ("fedsa-official-s0.log", "FedSA, its authors' code", "C1", ":")]
 PAPER = {"FedProto": (87.49, "C0"), "FedTGP": (87.98, "C2"), "FedSA": (88.78, "C1")}  # FedSA Table 1
 
