@@ -37,9 +37,10 @@ def read(log):
 
 
 figure = plt.figure(figsize=(11, 9), layout="constrained")
-parts = zip(figure.subfigures(2, 1), ("These scripts", "The published code beside these scripts with its settings"),
-            (OURS, THEIRS), (1000, 300), ((76, 60), (76, 35)), (PAPER, {}))
-for part, heading, lines, last, low, stars in parts:
+PARTS = [  # heading, lines, last round, lowest accuracy left and right, stars
+    ("These scripts", OURS, 1000, (76, 60), PAPER),
+    ("Published code, beside these scripts with its settings", THEIRS, 300, (76, 35), {})]
+for part, (heading, lines, last, lowest, stars) in zip(figure.subfigures(2, 1), PARTS):
     part.suptitle(heading)
     axes = part.subplots(1, 2)
     for log, label, colour, line in lines:
@@ -48,9 +49,11 @@ for part, heading, lines, last, low, stars in parts:
         points = read(log)
         for axis, kind in zip(axes, ("classifier", "anchor" if "anchor" in points else "prototype")):
             axis.plot(*zip(*points[kind]), line, color=colour, label=label)
-    for axis, title, bottom in zip(axes, ("by classifier", "by nearest prototype; FedSA by nearest anchor"), low):
+    titles = "by classifier", "by nearest prototype; FedSA by nearest anchor"
+    for axis, title, bottom in zip(axes, titles, lowest):
         for name, (accuracy, colour) in stars.items():
-            axis.plot(last, accuracy, "*", color=colour, markersize=12, clip_on=False, label=f"the paper's {name}")
+            label = f"the paper's {name}"
+            axis.plot(last, accuracy, "*", color=colour, markersize=12, clip_on=False, label=label)
         axis.set(title=title, xlabel="round", xlim=(0, last), ylim=(bottom, 90))
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("accuracy on own test images (%)")
