@@ -42,8 +42,6 @@ for part, (heading, lines, last, lowest, stars) in zip(figure.subfigures(2, 1), 
     part.suptitle(heading)
     axes = part.subplots(1, 2)
     for log, label, colour, line in lines:
-        if not (HERE / log).exists():
-            continue
         points = read(log)
         for axis, kind in zip(axes, ("classifier", "anchor" if "anchor" in points else "prototype")):
             axis.plot(*zip(*points[kind]), line, color=colour, label=label)
