@@ -19,6 +19,9 @@ One round (K participants, C classes, C_i of them at client i, D features: the p
 The choices of fedproto.py hold here, too, but for Eq. 3 and for a class that nobody uploads.
   [choice] φ and λ in Eq. 11 are Euclidean and 0.1, as printed. The authors' code has the mean squared error
       and their commands λ = 10 (--distance mse). On the server φ is Euclidean in both.
+  [choice] Clients send the class means of the model that they have just trained, as in Algorithm 1. The
+      authors' code sends those of the model before this round's training: it reads the model from disk
+      before the new one is saved there. --uploads before does the same.
   [choice] Margin. Eq. 9 takes the largest distance between class centres; HtFLlib takes the
       largest distance to the *nearest* other class, and the caption of Fig. 1 defines margin by
       the minimum, too. --margin pairwise (Eq. 9, the default) or nearest. `fixed` (ablation FM, the
@@ -130,9 +133,10 @@ def local_loss(net, x, y, prototypes, known, args):
 def client_update(client, prototypes, known, t, args):
     """Trains the client's own model in place (Eq. 11), E reshuffled epochs -> prototypes (C, D), 0 where it
     lacks the class, which it has (C,) bool, the mean loss of all epochs."""
+    before = class_means(client.net, client.train, args) if args.uploads == "before" else None
     step = sgd_step(client.net, local_loss, args)      # SGD on local_loss(net, *batch, args), in train mode
     losses = [step(x, y, prototypes, known) for x, y in minibatches(client, t, args)]
-    means, counts = class_means(client.net, client.train, args)                             # Eq. 2, eval mode
+    means, counts = before or class_means(client.net, client.train, args)                   # Eq. 2, eval mode
     return means, counts > 0, torch.stack(losses).mean()
 
 
@@ -239,6 +243,8 @@ def flags(group):
     group.add_argument("--lam", type=number(float, "[0, inf)"), help="λ, Eq. 11 (None: 0.1, with mse 10)")
     group.add_argument("--distance", choices=["euclidean", "mse"], default="euclidean",
                        help="φ in Eq. 11; the server's is Euclidean")
+    group.add_argument("--uploads", choices=["after", "before"], default="after",
+                       help="class means of the model after its training (Alg. 1), or before (the code)")
     group.add_argument("--margin", choices=["pairwise", "nearest", "fixed", "none"], default="pairwise",
                        help="δ: Eq. 9, HtFLlib's, τ itself (FM), 0 (SCL, Eq. 6)")
     group.add_argument("--tau", type=number(float, "[0, inf)"), default=100.0,

@@ -314,8 +314,8 @@ TERMS = {  # beside cross-entropy; z features, p prototypes, w weights, o weight
         0.7 * guiding(z, y, p, [1, 1, 0], 0.3) + 0.4 * sum(((a - b) ** 2).sum() for a, b in zip(w, o))),
 }
 
-@pytest.mark.parametrize("name", TERMS)
-def test_clients(name):
+@pytest.mark.parametrize("name, when", [*((name, "after") for name in TERMS), ("fedtgp", "before")])
+def test_clients(name, when):
     """A client's whole loss: two epochs of one batch with momentum and weight decay end where numerical
     derivatives lead. FedSA's margin is that of the client's prototypes before training."""
     torch.manual_seed(1)
@@ -335,7 +335,7 @@ def test_clients(name):
     args = settings(local_epochs=2, batch_size=8, batches="all", lam=0.7, distance="mse", lam_r=0.3,
                     lam_mcl=0.2, lam_cc=0.6, tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4,
                     lam_corr=0.9, phi=0.5, local_prototypes="mean", match="cg", temperature=0.3, prox=0.8,
-                    augment=False)
+                    augment=False, uploads=when)
     data = common.Samples(x, torch.tensor(y))
     client, sent = common.Client(0, data, data, copy.deepcopy(net)), tensor(p).float()
     what = dict(fedsa=(sent,), fedlsa=(sent,), fedplcc=((sent, torch.tensor(KINDS), torch.tensor(SHARES)),))
@@ -348,7 +348,7 @@ def test_clients(name):
     if name == "fedfm":
         uploads = fedfm.own_means(client, 1, args)
     if name in ("fedproto", "fedtgp", "fedsa", "fedfm"):        # FedTGP and FedSA Eq. 2, FedFM Eq. 8
-        agree(uploads[0], means(want), 1e-4, 1e-5)
+        agree(uploads[0], means(want if when == "after" else start), 1e-4, 1e-5)
         assert uploads[1].tolist() == ([True] * 3 if name == "fedtgp" else [3, 3, 2])
     if name == "fedplcc":                       # one mean a class, its class and number of images
         agree(uploads[0][0], means(want), 1e-4, 1e-5)
