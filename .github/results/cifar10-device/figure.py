@@ -17,6 +17,8 @@ OURS = [  # log, label, colour, line
 THEIRS = [
     ("htfllib-fedproto-s0.log", "FedProto in HtFLlib", "C0", "-"),
     ("fedproto-htfllib-s0", "fedproto.py, its settings", "C0", "--"),
+    ("htfllib-fedtgp-s0.log", "FedTGP in HtFLlib", "C2", "-"),
+    ("fedtgp-before-htfllib-s0", "fedtgp.py, its settings, --uploads before", "C2", "--"),
     ("fedsa-official-s0.log", "FedSA, its authors' code", "C1", "-"),
     ("fedsa-fixed-s0", "fedsa.py --batches fixed", "C1", "--")]
 PAPER = {"FedProto": (87.49, "C0"), "FedTGP": (87.98, "C2"), "FedSA": (88.78, "C1")}  # FedSA Table 1
