@@ -244,7 +244,7 @@ def flags(group):
     group.add_argument("--distance", choices=["euclidean", "mse"], default="euclidean",
                        help="φ in Eq. 11; the server's is Euclidean")
     group.add_argument("--uploads", choices=["after", "before"], default="after",
-                       help="class means of the model after its training (Alg. 1), or before (the code)")
+                       help="class means of the model after its training (Alg. 1) or before (their code)")
     group.add_argument("--margin", choices=["pairwise", "nearest", "fixed", "none"], default="pairwise",
                        help="δ: Eq. 9, HtFLlib's, τ itself (FM), 0 (SCL, Eq. 6)")
     group.add_argument("--tau", type=number(float, "[0, inf)"), default=100.0,
