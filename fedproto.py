@@ -28,8 +28,9 @@ Choices, most of them shared with fedtgp.py and fedsa.py:
       number stands the prototype's, in fedsa.py the classifier's. All clients are tested, with the new
       prototypes; what that would send is not counted. Score: right answers over all test images; a mean
       over clients is the other reading.
-  [choice] Clients with the same architecture start from the same weights, as in HtFLlib. With one
-      architecture for all they understand each other's features from the start. HtFE5 is FedSA's code's.
+  [choice] Clients with the same architecture start from the same weights, as in HtFLlib. HtFE5 is FedSA's
+      code's. With one architecture for all this decides: by prototype 65.6, without it 26.8 (CIFAR-10,
+      cross-device, seed 0, round 100; fedsa.py 83.0 and 82.9, by classifier all 82.8 to 83.4).
   [choice] A last, smaller batch is dropped, as in HtFLlib (on glyphs used, --batches all), which never
       shuffles either (--batches fixed).
   [choice] Plain SGD (the papers name none). Dirichlet: clients that are full get no more of a class, redrawn

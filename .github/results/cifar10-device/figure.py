@@ -12,8 +12,12 @@ OURS = [  # log, label, colour, line
     ("fedproto-s0", "fedproto.py", "C0", "-"),
     ("fedtgp-s0", "fedtgp.py", "C2", "-"),
     ("fedsa-s0", "fedsa.py", "C1", "-"),
-    ("fedtgp-mse-s0", "fedtgp.py --distance mse", "C2", "--"),
     ("fedsa-mcl1-s0", "fedsa.py --lam-mcl 1", "C1", "--")]
+AUTHORS = [
+    ("fedproto-off-theirs-s0", "no guidance", "grey", "-"),
+    ("fedproto-theirs-s0", "fedproto.py", "C0", "-"),
+    ("fedtgp-theirs-s0", "fedtgp.py", "C2", "-"),
+    ("fedsa-theirs-s0", "fedsa.py", "C1", "-")]
 THEIRS = [
     ("htfllib-fedproto-s0.log", "FedProto in HtFLlib", "C0", "-"),
     ("fedproto-htfllib-s0", "fedproto.py, its settings", "C0", "--"),
@@ -36,11 +40,12 @@ def read(log):
     return {kind: [(int(row["round"]), float(row[kind])) for row in rows] for kind in kinds}
 
 
-figure = plt.figure(figsize=(11, 9), layout="constrained")
+figure = plt.figure(figsize=(11, 13), layout="constrained")
 PARTS = [  # heading, lines, last round, lowest accuracy left and right, stars
-    ("These scripts", OURS, 1000, (76, 60), PAPER),
+    ("These scripts, their defaults", OURS, 1000, (76, 60), PAPER),
+    ("These scripts, partition and settings of the authors' code", AUTHORS, 1000, (76, 60), PAPER),
     ("Published code, beside these scripts with its settings", THEIRS, 300, (76, 35), {})]
-for part, (heading, lines, last, lowest, stars) in zip(figure.subfigures(2, 1), PARTS):
+for part, (heading, lines, last, lowest, stars) in zip(figure.subfigures(len(PARTS), 1), PARTS):
     part.suptitle(heading)
     axes = part.subplots(1, 2)
     for log, label, colour, line in lines:
