@@ -14,7 +14,7 @@ OURS = [  # log, label, colour, line
     ("fedsa-s0", "fedsa.py", "C1", "-"),
     ("fedsa-mcl1-s0", "fedsa.py --lam-mcl 1", "C1", "--")]
 AUTHORS = [
-    ("fedproto-off-theirs-s0", "no guidance", "grey", "-"),
+    ("fedproto-partition-s0", "fedproto.py, the partition only", "C0", "--"),
     ("fedproto-theirs-s0", "fedproto.py", "C0", "-"),
     ("fedtgp-theirs-s0", "fedtgp.py", "C2", "-"),
     ("fedsa-theirs-s0", "fedsa.py", "C1", "-")]
