@@ -18,8 +18,8 @@ One round (K participants, C classes, C_i of them at client i, D features: the p
 
 The choices of fedproto.py hold here, too, but for Eq. 3 and for a class that nobody uploads.
   [choice] φ and λ in Eq. 11 are Euclidean and 0.1, as printed. The authors' code has the mean squared error
-      and their commands λ = 10 (--distance mse). On the server φ is Euclidean in both. With theirs and
-      --margin nearest a loss was not finite at round 949 of 1000 (CIFAR-10, cross-device, seed 0).
+      and their commands λ = 10 (--distance mse). On the server φ is Euclidean in both. With all
+      their settings and partition a loss was not finite at round 949 (CIFAR-10, cross-device, seed 0).
   [choice] Clients send the class means of the trained model, as in Algorithm 1. The authors' code reads the
       model from disk before it has saved the trained one: its means are from before training (--uploads
       before: 0.2 points at most by classifier, CIFAR-10, cross-device, 300 rounds, seed 0).
