@@ -315,11 +315,11 @@ class Net(nn.Module):
         super().__init__()
         self.extractor, self.classifier, self.feature_dim = extractor, classifier, feature_dim
         mean, std = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
-        self.register_buffer("scale", 1 / (255 * std), persistent=False)
-        self.register_buffer("shift", -mean / std, persistent=False)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("std", std, persistent=False)
 
     def features(self, x):
-        z = self.extractor(torch.addcmul(self.shift, self.scale, x.to(self.scale.dtype)))
+        z = self.extractor((x / 255 - self.mean) / self.std)
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -432,12 +432,11 @@ def samples(data, index, device):
     return Samples(data.x[index].to(device, memory_format=torch.channels_last), data.y[index].to(device))
 
 def participants(clients, t, args):
-    """A share ρ (args.participation) of the clients, less those that fail (args.drop_rate), at least one.
-    Largest first: workers wait least."""
+    """A share ρ (args.participation) of the clients, less those that fail (args.drop_rate), at least one."""
     size = max(1, round(args.participation * len(clients)))
     chosen = generator(args.seed, "participants", t).choice(len(clients), size, replace=False)
     report = [i for i in chosen if generator(args.seed, "drop", t, i).random() >= args.drop_rate]
-    return [clients[i] for i in sorted(report or chosen[:1], key=lambda i: (-len(clients[i].train.y), i))]
+    return [clients[i] for i in sorted(report or chosen[:1])]
 
 def for_each_client(function, clients, *rest):
     """`[function(client, *rest) for client in clients]`, side by side; `rest` ends with t, args. SystemExit 1
@@ -459,7 +458,7 @@ def sgd_step(module, loss, args, graph=True, **other):
     """`step(*tensors)`: one SGD step on `loss(module, *tensors, args)`, in train mode -> the loss. Momentum
     starts at zero; `other`: options instead of args'."""
     options = dict(lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay) | other
-    optimizer = torch.optim.SGD(module.parameters(), **options, fused=True)
+    optimizer = torch.optim.SGD(module.parameters(), **options)
     module.train()
 
     def passes(*tensors):
@@ -538,14 +537,17 @@ def distances(a, b):
 def extract(net, x):
     """Features (n, D) of images x (n, ...) in eval mode."""
     net.eval()
-    return torch.cat([net.features(batch) for batch in x.split(1000 if x.is_cuda else 100)])
+    return torch.cat([net.features(batch) for batch in x.split(250)])
 
 def class_means(net, data, args):
     """Local prototypes (FedTGP and FedSA Eq. 2, FedFM Eq. 8): P_i^c, the mean of f(x) over class c, in eval
     mode -> prototypes (C, D), zero where the client lacks the class, and counts n_ic (C,)."""
-    member = F.one_hot(data.y, args.classes).float()
-    counts = member.sum(0)
-    return member.T @ extract(net, data.x) / counts.clamp(min=1).unsqueeze(1), counts
+    features = extract(net, data.x)
+    counts = torch.bincount(data.y, minlength=args.classes)
+    means = features.new_zeros(args.classes, features.shape[1])
+    for c in data.y.unique():
+        means[c] = features[data.y == c].mean(0)
+    return means, counts.to(features.dtype)
 
 def nearest_prototype(z, prototypes, known):
     """The nearest prototype's class: z (n, D), prototypes (C, D), known (C,) bool -> (n,)."""

@@ -57,10 +57,12 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 4, per sample: φ(z_b, P̄^{y_b}), the mean over those whose class has a prototype.
 
     z (B, D) features, y (B,) classes, prototypes (C, D), known (C,) bool -> scalar; 0 without any."""
-    away = z - prototypes[y]
-    phi = away.norm(dim=1) if distance == "euclidean" else away.square().mean(dim=1)
     has = known[y]
-    return (phi * has).sum() / has.sum().clamp(min=1)
+    if not has.any():
+        return z.new_zeros(())
+    difference = z - prototypes[y]
+    phi = difference.norm(dim=1) if distance == "euclidean" else difference.square().mean(dim=1)
+    return phi[has].mean()
 
 
 # --- server -----------------------------------------------------
@@ -70,7 +72,8 @@ def weighted_mean(local, weights):
 
     local (K, C, D), weights (K, C), 0 where a client lacks the class -> P̄ (C, D), classes it has (C,)."""
     total = weights.sum(0)
-    return torch.einsum("kcd,kc->cd", local, weights) / total.clamp(min=1).unsqueeze(1), total > 0
+    mean = (local * weights[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
+    return mean, total > 0
 
 
 # --- client -----------------------------------------------------

@@ -83,10 +83,14 @@ def average_margin(points):
 def make_anchors(args):
     """Semantic anchors Ā (C, D): A ~ N(0, I), through random layers (BatchNorm: over the C of them)."""
     D = args.feature_dim
-    A, linear = torch.randn(args.classes, D), nn.Linear(D, D)
-    mlp = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.ReLU(),
-                        nn.Linear(D, D), nn.BatchNorm1d(D), nn.ReLU())
-    return {"none": nn.Identity(), "linear": linear, "mlp": mlp}[args.projection](A).detach()
+    anchors = torch.randn(args.classes, D)
+    if args.projection == "linear":
+        anchors = nn.Linear(D, D)(anchors)
+    elif args.projection == "mlp":
+        mlp = nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.ReLU(),
+                            nn.Linear(D, D), nn.BatchNorm1d(D), nn.ReLU())
+        anchors = mlp(anchors)
+    return anchors.detach()
 
 
 def weighted_mean(local, weights):
@@ -94,7 +98,8 @@ def weighted_mean(local, weights):
 
     local (K, C, D), weights (K, C), 0 where a client lacks the class -> P̄ (C, D), classes it has (C,)."""
     total = weights.sum(0)
-    return torch.einsum("kcd,kc->cd", local, weights) / total.clamp(min=1).unsqueeze(1), total > 0
+    mean = (local * weights[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
+    return mean, total > 0
 
 
 def ema(anchors, mean, seen, alpha):

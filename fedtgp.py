@@ -59,10 +59,12 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 11, per sample: φ(z_b, P̂^{y_b}), the mean over those whose class has a prototype.
 
     z (B, D) features, y (B,) classes, prototypes (C, D), known (C,) bool -> scalar; 0 without any."""
-    away = z - prototypes[y]
-    phi = away.norm(dim=1) if distance == "euclidean" else away.square().mean(dim=1)
     has = known[y]
-    return (phi * has).sum() / has.sum().clamp(min=1)
+    if not has.any():
+        return z.new_zeros(())
+    difference = z - prototypes[y]
+    phi = difference.norm(dim=1) if distance == "euclidean" else difference.square().mean(dim=1)
+    return phi[has].mean()
 
 
 def margin_contrastive(p, c, prototypes, margin):
@@ -84,7 +86,7 @@ def adaptive_margin(local, owns, args):
     if args.margin in ("fixed", "none"):
         return local.new_tensor(args.tau if args.margin == "fixed" else 0)
     owners = owns.sum(0)
-    centres = (torch.einsum("kcd,kc->cd", local, owns.to(local.dtype)) / owners[:, None])[owners > 0]
+    centres = ((local * owns[:, :, None]).sum(0) / owners[:, None])[owners > 0]
     if len(centres) < 2:
         return centres.new_zeros(())
     phi = distances(centres, centres)
