@@ -362,11 +362,11 @@ def test_the_story_has_its_corners(play):
     stale, _ = personal_scores(story, 4, **{k: story.after(3)[k] for k in ("prototypes", "known")})
     assert stale[1] != pooled[1]
 
-@pytest.mark.parametrize("projection", ["mlp", "none"])
-def test_fedsa(projection, play):
+@pytest.mark.parametrize("projection, shift", [("mlp", 0), ("none", 20)])
+def test_fedsa(projection, shift, play):
     """Eq. 3 without counts, Eq. 10 the wrong way round or for classes not seen; anchors of a round ago;
     anchors of absent classes left out of traffic or prediction."""
-    story = play("fedsa", f"--alpha 0.7 --projection {projection}")
+    story = play("fedsa", f"--alpha 0.7 --projection {projection}", shift=shift)  # 20: absent ones are nearer
     anchors = next(iter(story.rounds[1].values()))["given"]["anchors"].copy()
     for t, records in story.rounds.items():
         check_given(story, t, anchors=anchors)
