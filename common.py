@@ -1,20 +1,29 @@
-"""What the six scripts share, in the order in which data flows; no method lives here.
-Shapes: N images, K clients, C classes, D features, B images in a batch."""
+"""What the six scripts share. No method lives here.
+
+    Part I    what a round needs: clients, minibatches, class means, averages, evaluation
+    Part II   what it is fed with: models, partitions, data sets
+    Part III  the frame: run folder, pictures, comparing runs, command line
+
+Shapes: N images, K clients (in a round: its participants), C classes, D features, B images in a batch.
+"""
 
 import argparse
+import contextlib
+import copy
 import csv
 import functools
-import itertools
 import json
 import math
 import os
+import re
+import shutil
 import sys
 import time
 import zlib
-from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -26,943 +35,1491 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image, ImageDraw, ImageFont
 
-CORES = torch.get_num_threads()
 
-# --- randomness ---
+# ======================================================================================================
+# Part I. What a round needs
+# ======================================================================================================
+
+# --- randomness -----------------------------------------------------------------------------------
+
 def generator(seed, purpose, *where):
-    """A numpy generator for one purpose, round, client: no random choice depends on a shared state."""
+    """A numpy generator for one purpose (a word) and place (round, client).
+
+    Every random choice has a generator of its own. So a resumed run, and a run with other --workers, sees the
+    same numbers."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
 
-def seeded(make, seed, purpose):
-    """`make()` with torch's generator seeded for one purpose."""
+
+@contextlib.contextmanager
+def seeded(seed, purpose):
+    """`with seeded(0, "anchors"):` what torch draws inside depends on seed and purpose alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator(seed, purpose).integers(2**62)))
-        return make()
+        yield
 
-# --- datasets ---
-# images x (N, 3, height, width) uint8, classes y, domain, test (N,), names of classes and of domains
-Dataset = namedtuple("Dataset", "x y domain test classes domains")
+
+# --- clients and participants ---------------------------------------------------------------------
+
+class Images(NamedTuple):
+    x: torch.Tensor  # (n, 3, height, width) uint8, on the device
+    y: torch.Tensor  # (n,) classes
+
+
+@dataclass
+class Client:
+    id: int
+    train: Images
+    test: Images = None     # its own test images, where clients have models of their own
+    val: Images = None      # its validation images, where the server tests one global model
+    net: nn.Module = None   # its model, or its copy of the global model
+
+
+def make_clients(data, args):
+    """K clients with models of their own -> [Client].
+
+    Training and test images of the data set are pooled and divided. Each client keeps 25 % of its share as its
+    test images, as in the papers."""
+    everything = torch.arange(len(data.y))
+    clients = []
+    for i, (train, test) in enumerate(divide(data, everything, 0.25, args)):
+        clients.append(Client(i, train, test=test, net=build_net(data, args, client=i)))
+    return clients
+
+
+def make_federation(data, net, args, validation=0.0):
+    """K clients with copies of one global model `net` -> [Client], test images {domain: Images}.
+
+    The training images of the data set are divided, and a client holds back a share `validation` of its part. The
+    data set's test images stay at the server."""
+    if args.model in GROUPS:
+        fail(f"--model {args.model}: one global model cannot be a group of architectures")
+    training = torch.nonzero(~data.test).flatten()
+    clients = []
+    for i, (train, val) in enumerate(divide(data, training, validation, args)):
+        clients.append(Client(i, train, val=val, net=copy.deepcopy(net)))
+
+    tests = {}
+    for d, name in enumerate(data.domains):
+        index = torch.nonzero(data.test & (data.domain == d)).flatten()
+        if len(index):
+            tests[name] = take(data, index, args.device)
+    if not tests:
+        exit_without_data(Path(args.data, args.dataset), "the server needs test images")
+    return clients, tests
+
+
+def divide(data, index, held_back, args):
+    """Divide the images `index` by --partition, then split each client's part into those it keeps and a share
+    `held_back` -> [(Images, Images)], a pair for each client."""
+    if args.partition != "domain" and 2 * args.clients > len(index):
+        fail(f"--clients {args.clients}: {len(index)} images are too few, a client needs at least 2")
+
+    pairs = []
+    for i, part in enumerate(partition(data.y[index].numpy(), data.domain[index].numpy(), data.domains, args)):
+        if len(part) < 2:
+            fail(f"--partition {args.partition}: client {i} would get {len(part)} of {len(index)} images, it "
+                 f"needs at least 2; fewer --clients or less skew will do")
+        part = generator(args.seed, "train/test", i).permutation(part)
+        cut = math.ceil((1 - held_back) * len(part))
+        kept, rest = index[torch.from_numpy(part[:cut])], index[torch.from_numpy(part[cut:])]
+        pairs.append((take(data, kept, args.device), take(data, rest, args.device)))
+
+    sizes = [len(kept.y) for kept, _ in pairs]
+    print(f"{args.dataset}: {len(data.y):,} images of {len(data.classes)} classes, {data.x.shape[-1]} pixels; "
+          f"{len(pairs)} clients train on {min(sizes):,} to {max(sizes):,} images each ({args.partition})")
+    return pairs
+
+
+def take(data, index, device):
+    """The images `index` of a data set, on the device."""
+    x = data.x[index].to(device, memory_format=torch.channels_last)
+    return Images(x, data.y[index].to(device))
+
+
+def participants(clients, t, args):
+    """The clients of round t: a share ρ (--participation) of all, at least one, drawn without replacement."""
+    size = max(1, round(args.participation * len(clients)))
+    chosen = generator(args.seed, "participants", t).choice(len(clients), size, replace=False)
+    return [clients[i] for i in sorted(chosen)]
+
+
+def for_each_client(function, clients, *arguments, workers):
+    """`[function(client, *arguments) for client in clients]`, in this order, with `workers` clients side by side.
+
+    On a CPU a client's batches are too small to keep several cores busy. Clients are what runs in parallel, so
+    each worker thread computes with one torch thread."""
+    if workers == 1:
+        results = []
+        for n, client in enumerate(clients, start=1):
+            results.append(function(client, *arguments))
+            show_progress(f"client {n}/{len(clients)}")
+        return results
+    jobs = {}
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for client in sorted(clients, key=number_of_images, reverse=True):  # no worker waits long at the end
+            jobs[client.id] = pool.submit(function, client, *arguments)
+        for n, client in enumerate(clients, start=1):
+            jobs[client.id].result()
+            show_progress(f"client {n}/{len(clients)}")
+    return [jobs[client.id].result() for client in clients]
+
+
+def number_of_images(client):
+    return len(client.train.y)
+
+
+# --- minibatches ----------------------------------------------------------------------------------
+
+def minibatches(client, t, args):
+    """Yield (x, y) for E = --local-epochs epochs over the client's training images.
+
+    Each epoch of each round t has an order of its own (but see `batches`)."""
+    rng = generator(args.seed, "batches", t, client.id)
+    x, y = client.train
+    for _ in range(args.local_epochs):
+        for index in batches(len(y), args.batch_size, rng, args.batches):
+            index = index.to(y.device)
+            yield x[index], y[index]
+
+
+def batches(n, batch_size, rng, rule="all"):
+    """One epoch over n samples -> [indices (B,)].
+
+    rule "all"    every sample is used; a single last one joins the batch before, as BatchNorm needs two
+         "full"   a last, smaller batch is dropped, unless it is the only one
+         "fixed"  as "full", and the samples are never shuffled"""
+    order = torch.arange(n)
+    if rule != "fixed":
+        order = torch.from_numpy(rng.permutation(n))
+    parts = list(order.split(batch_size))
+
+    if len(parts) > 1 and len(parts[-1]) < batch_size:
+        if rule in ("full", "fixed"):
+            parts.pop()
+        elif len(parts[-1]) == 1:
+            single = parts.pop()
+            parts[-1] = torch.cat([parts[-1], single])
+    return parts
+
+
+# --- features, class means, distances, averages ---------------------------------------------------
+
+@torch.no_grad()
+def extract(net, x):
+    """Features (n, D) of images x (n, 3, height, width), in eval mode."""
+    net.eval()
+    return torch.cat([net.features(batch) for batch in x.split(250)])
+
+
+def class_means(net, images):
+    """Local prototypes (FedTGP and FedSA Eq. 2, FedFM Eq. 8): P_i^c, the mean of f(x) over the images of class c.
+
+    Switches the net to eval mode -> prototypes (C, D), zero for an absent class, and counts n_ic (C,)."""
+    features = extract(net, images.x)
+    counts = torch.bincount(images.y, minlength=net.classes)
+    prototypes = features.new_zeros(net.classes, features.shape[1])
+    for c in images.y.unique():
+        prototypes[c] = features[images.y == c].mean(0)
+    return prototypes, counts
+
+
+def distances(a, b):
+    """Euclidean distances of a (n, D) and b (m, D) -> (n, m).
+
+    torch.cdist's default rounds small distances of long vectors; this mode does not."""
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def average(models, weights):
+    """Weighted mean of models (FedFM Eq. 11): Σ_k n_k w_k / Σ_k n_k, BatchNorm's statistics included.
+
+    models: [state_dict]; weights: [n_k] -> state_dict in float64, which load_state_dict converts."""
+    mean = {}
+    for name in models[0]:
+        total = torch.zeros_like(models[0][name], dtype=torch.float64)
+        for model, weight in zip(models, weights):
+            total += weight * model[name].double()
+        mean[name] = total / sum(weights)
+    return mean
+
+
+def model_size(net):
+    """How many numbers a model sends: its trainable weights, as the papers count them."""
+    return sum(weights.numel() for weights in net.parameters())
+
+
+# --- evaluation -----------------------------------------------------------------------------------
+
+def evaluation_is_due(t, args):
+    return t % args.eval_every == 0 or t == args.rounds
+
+
+def nearest_prototype(z, prototypes, known=None):
+    """The class of the nearest prototype. z (n, D), prototypes (C, D), known (C,) bool, which classes have one
+    (None: all) -> (n,)."""
+    d = distances(z, prototypes)
+    if known is not None:
+        d = d.masked_fill(~known, math.inf)
+    return d.argmin(1)
+
+
+@torch.no_grad()
+def right_answers(client, prototypes, known):
+    """How many of its own test images a client's model gets right -> by classifier, by nearest prototype."""
+    z = extract(client.net, client.test.x)
+    by_classifier = client.net.classifier(z).argmax(1)
+    by_prototype = nearest_prototype(z, prototypes, known)
+    return (by_classifier == client.test.y).sum().item(), (by_prototype == client.test.y).sum().item()
+
+
+def evaluate_personal(clients, prototypes, t, args, known=None):
+    """Accuracy in % of all clients, each by its own model on its own test images: Σ right / Σ images.
+
+    -> {"classifier": %, "prototype": %}, or {} in a round that --eval-every leaves out."""
+    if not evaluation_is_due(t, args):
+        return {}
+    right = for_each_client(right_answers, clients, prototypes, known, workers=args.workers)
+    by_classifier, by_prototype = zip(*right)
+    images = sum(len(client.test.y) for client in clients)
+    return {"classifier": 100 * sum(by_classifier) / images, "prototype": 100 * sum(by_prototype) / images}
+
+
+def baseline_accuracy(clients):
+    """Accuracy in % of always answering a client's most frequent class, the one that it has most training images of.
+    A personal model is only as good as its lead over this."""
+    right = 0
+    for client in clients:
+        usual = torch.bincount(client.train.y).argmax()
+        right += (client.test.y == usual).sum().item()
+    return 100 * right / sum(len(client.test.y) for client in clients)
+
+
+@torch.no_grad()
+def accuracy(net, images):
+    """Accuracy in % of a model's classifier."""
+    guess = net.classifier(extract(net, images.x)).argmax(1)
+    return 100 * (guess == images.y).sum().item() / len(images.y)
+
+
+def evaluate_global(net, tests, t, args):
+    """Accuracy in % of the global model on the server's test images, by its classifier.
+
+    tests {domain: Images} -> {"test": mean over domains}, and each domain's where there are several; or {} in a
+    round that --eval-every leaves out."""
+    if not evaluation_is_due(t, args):
+        return {}
+    scores = {}
+    for name, images in tests.items():
+        show_progress(f"testing {name}")
+        scores[name] = accuracy(net, images)
+    mean = sum(scores.values()) / len(scores)
+    if len(scores) == 1:
+        return {"test": mean}
+    return {"test": mean, **scores}
+
+
+# ======================================================================================================
+# Part II. What a round is fed with
+# ======================================================================================================
+
+# --- models ---------------------------------------------------------------------------------------
+
+CONVNETS = {  # name: (number of 5x5 convolutions, widths of the fully connected layers)
+    "cnn4": (2, [512]),
+    "lsa_cnn": (2, [512]),
+    "htcnn8-1": (1, [512]),
+    "htcnn8-2": (2, [512]),
+    "htcnn8-3": (1, [512, 512]),
+    "htcnn8-4": (2, [512, 512]),
+    "htcnn8-5": (1, [1024, 512]),
+    "htcnn8-6": (2, [1024, 512]),
+    "htcnn8-7": (1, [1024, 512, 512]),
+    "htcnn8-8": (2, [1024, 512, 512]),
+}
+SMALL_RESNETS = {"resnet4": 1, "resnet6": 2, "resnet8": 3, "resnet10": 4}  # stages of one basic block each
+RESNETS = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
+HTFE8 = ["cnn4", "googlenet", "mobilenet_v2", *RESNETS]
+GROUPS = {  # client i gets the (i mod X)-th of a group's X architectures
+    "htfe2": ["cnn4", "resnet18"],
+    "htfe3": ["resnet10", "resnet18", "resnet34"],
+    "htfe4": ["cnn4", "googlenet", "mobilenet_v2", "resnet18"],
+    "htfe5": ["cnn4", "resnet10", "resnet18", "resnet34", "resnet50"],  # from FedSA's code; the paper lists none
+    "htfe8": HTFE8,
+    "htfe9": [*SMALL_RESNETS, *RESNETS],
+    "htcnn8": [name for name in CONVNETS if name.startswith("htcnn8-")],
+    "res34-htc4": ["resnet34"],
+    "htfe8-htc4": HTFE8,
+}
+HTC4 = [[], [512], [256], [128]]  # hidden layers of the four classifiers of a group whose name ends in htc4
+MODELS = ["cnn4", "lsa_cnn", *SMALL_RESNETS, *RESNETS, "googlenet", "mobilenet_v2", *GROUPS]
+
+
+class Net(nn.Module):
+    """A feature extractor and a classifier.
+
+    features(x)    uint8 images (B, 3, height, width), normalised here -> features (B, D)
+    classifier(z)  features (B, D) -> logits (B, C)
+    net(x)         both"""
+
+    def __init__(self, extractor, classifier, feature_dim, classes, mean=(0.5,), std=(0.5,)):
+        super().__init__()
+        self.extractor = extractor
+        self.classifier = classifier
+        self.feature_dim = feature_dim
+        self.classes = classes
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def features(self, x):
+        z = self.extractor((x / 255 - self.mean) / self.std)
+        # Pooling to D values: an extractor that has more is averaged over neighbours, one that has fewer is repeated.
+        return F.adaptive_avg_pool1d(z, self.feature_dim)
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+def fully_connected(widths):
+    """Linear and ReLU, from each width to the next."""
+    layers = []
+    for inputs, outputs in zip(widths, widths[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return layers
+
+
+def convnet(name, pixels, feature_dim):
+    """5x5 convolutions with 32 and 64 channels, each with max-pooling, then fully connected layers."""
+    convolutions, widths = CONVNETS[name]
+    layers, channels, size = [], 3, pixels
+    for outputs in (32, 64)[:convolutions]:
+        layers += [nn.Conv2d(channels, outputs, 5), nn.MaxPool2d(2), nn.ReLU()]
+        channels = outputs
+        size = (size - 4) // 2
+    layers += [nn.Flatten(), *fully_connected([channels * size * size, *widths])]
+    net = nn.Sequential(*layers)
+    if name == "lsa_cnn":  # FedLSA's projector
+        net = nn.Sequential(net, nn.Linear(512, feature_dim))
+    return net
+
+
+def torchvision_net(name, small_stem):
+    """One of torchvision's networks, or a ResNet cut to fewer stages, without its last layer."""
+    if name in SMALL_RESNETS:
+        net = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
+        for stage in range(SMALL_RESNETS[name] + 1, 5):
+            setattr(net, f"layer{stage}", nn.Identity())
+    elif name == "googlenet":
+        net = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=True)
+        net.dropout = nn.Identity()
+    else:
+        net = getattr(torchvision.models, name)(weights=None)
+
+    if name == "mobilenet_v2":
+        net.classifier = nn.Identity()
+    else:
+        net.fc = nn.Identity()
+    if small_stem and name.startswith("resnet"):
+        net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        net.maxpool = nn.Identity()
+    return net
+
+
+def architecture(model, client):
+    """Client i's feature extractor by name, and the hidden layers of its classifier."""
+    hidden = HTC4[client % 4] if model.endswith("htc4") else []
+    if model in GROUPS:
+        group = GROUPS[model]
+        return group[client % len(group)], hidden
+    return model, hidden
+
+
+def build_net(data, args, client=0, kind=Net, mean=(0.5,), std=(0.5,)):
+    """Client i's model, a `kind` of Net. Equal extractors start from equal weights."""
+    name, hidden = architecture(args.model, client)
+    C, D = len(data.classes), args.feature_dim
+    with seeded(args.seed, f"weights {name} ()"):  # changing this string changes all first weights
+        if name in CONVNETS:
+            extractor = convnet(name, data.x.shape[-1], D)
+        else:
+            extractor = torchvision_net(name, args.small_stem)
+        widths = [D, *hidden]
+        classifier = nn.Linear(widths[-1], C)
+        if hidden:
+            classifier = nn.Sequential(*fully_connected(widths), classifier)
+    net = kind(extractor, classifier, D, C, mean, std)
+    return net.to(args.device, memory_format=torch.channels_last)
+
+
+# --- partitions -----------------------------------------------------------------------------------
+# Each turns labels y (N,) into K index arrays, one for each client.
+
+def partition(y, domain, domains, args):
+    """Divide N samples with labels y (N,) and domains (N,), whose names are `domains` -> K index arrays."""
+    rng = generator(args.seed, "partition")
+    if args.partition == "domain":
+        return by_domain(y, domain, domains, args, rng)
+    return PARTITIONS[args.partition](y, args, rng)
+
+
+def indices_by_class(y, rng):
+    """The samples of each class that occurs, shuffled -> [indices]."""
+    return [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
+
+
+def deal(stock, counts):
+    """Deal the samples of each class from the top. stock: an index array a class; counts (K, C): how many of
+    each class a client gets -> K index arrays."""
+    parts = []
+    ends = np.cumsum(counts, axis=0)
+    for end, size in zip(ends, counts):
+        pieces = [index[e - n:e] for index, e, n in zip(stock, end, size)]
+        parts.append(np.concatenate(pieces))
+    return parts
+
+
+def fewest_images(y, args):
+    """The least that a client should get: two batches, but at most a quarter of an equal share."""
+    return max(2, min(2 * args.batch_size, len(y) // (4 * args.clients)))
+
+
+def iid(y, args, rng):
+    return np.array_split(rng.permutation(len(y)), args.clients)
+
+
+def dirichlet(y, args, rng):
+    """The papers' "practical" setting, FedFM's NIID-1: a class's shares are drawn from Dir(β).
+
+    As in HtFLlib and in FedFM's code, a client that holds N/K images gets no more of the next class, and the whole
+    is drawn again until everyone has enough. After 100 draws we take the one whose smallest client is largest."""
+    least = -1
+    for _ in range(100):
+        stock, columns = [], []
+        held = np.zeros(args.clients, int)
+        for c in np.unique(y):
+            index = rng.permutation(np.flatnonzero(y == c))
+            has_room = held < len(y) / args.clients
+            share = rng.dirichlet(np.full(args.clients, args.beta)) * has_room
+            if share.sum() == 0:  # a tiny β may draw full clients only
+                share = has_room
+            cuts = np.round(np.cumsum(share / share.sum())[:-1] * len(index)).astype(int)
+            column = np.diff([0, *cuts, len(index)])
+            held = held + column
+            stock.append(index)
+            columns.append(column)
+        if held.min() > least:
+            least = held.min()
+            best = stock, np.column_stack(columns)
+        if least >= fewest_images(y, args):
+            break
+    return [np.sort(part) for part in deal(*best)]
+
+
+def pathological(y, args, rng):
+    """--classes-per-client classes each. A class is split at random points among its owners."""
+    stock = indices_by_class(y, rng)
+    classes, each = len(stock), args.classes_per_client
+    owns = np.zeros((args.clients, classes), int)
+    for client in owns:  # the least owned classes first, ties at random
+        order = np.lexsort((rng.random(classes), owns.sum(0)))
+        client[order[:each]] = 1
+
+    counts = np.zeros((args.clients, classes), int)
+    for c, index in enumerate(stock):
+        owners = rng.permutation(np.flatnonzero(owns[:, c]))
+        if len(owners) == 0:
+            continue
+        least = min(math.ceil(fewest_images(y, args) / each), len(index) // len(owners))
+        free = len(index) - least * len(owners)
+        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1)) + least * np.arange(1, len(owners))
+        counts[owners, c] = np.diff([0, *cuts, len(index)])
+    return deal(stock, counts)
+
+
+def in_proportion(y, shares, rng):
+    """As many images as the scarcest class allows, in the proportions of shares (K, C)."""
+    stock = indices_by_class(y, rng)
+    available = np.array([len(index) for index in stock])
+    scale = (available / np.maximum(shares.sum(0), 1e-12)).min()
+    return deal(stock, np.floor(shares * scale + 1e-9).astype(int))
+
+
+def dominant(y, args, rng):
+    """FedFM's NIID-2: a share --dominant-share of client i's images is of class i mod C, the rest is of the
+    others in equal parts. Where m = C // K is above 1, its m classes from i·m on are dominant together."""
+    C, K = len(np.unique(y)), args.clients
+    m = max(1, C // K)
+    offset = (np.arange(C) - m * np.arange(K)[:, None]) % C
+    large = args.dominant_share / m
+    small = (1 - args.dominant_share) / max(1, C - m)
+    return in_proportion(y, np.where(offset < m, large, small), rng)
+
+
+def missing(y, args, rng):
+    """FedFM's NIID-3: client i holds the classes i, ..., i + C - missing - 1 (mod C), as many images of each."""
+    C, K = len(np.unique(y)), args.clients
+    if args.missing >= C:
+        fail(f"--missing {args.missing}: must be below the number of classes, {C}")
+    offset = (np.arange(C) - np.arange(K)[:, None]) % C
+    return in_proportion(y, offset < C - args.missing, rng)
+
+
+def by_domain(y, domain, domains, args, rng):
+    """Every client has images of one domain, and no two clients have the same image.
+
+    --domain-clients says how many clients a domain has; without it --clients are dealt over the domains in turn,
+    one each by default. A client gets --images-per-class of each class (or what there is), or the share
+    --domain-fraction of its domain; without these, the clients of a domain share it equally."""
+    for name in args.domain_clients or {}:
+        if name not in domains:
+            fail(f"--domain-clients {name}: no such domain, choose from {', '.join(domains)}")
+    if args.domain_clients:
+        assigned = [domains.index(name) for name, n in args.domain_clients.items() for _ in range(n)]
+    else:
+        assigned = [i % len(domains) for i in range(args.clients or len(domains))]
+
+    stock = {}
+    for d in sorted(set(assigned)):
+        stock[d] = rng.permutation(np.flatnonzero(domain == d))
+
+    parts = []
+    for i, d in enumerate(assigned):
+        index = stock[d]
+        place = assigned[:i].count(d)  # how many clients have had their part of this domain
+        if args.images_per_class:
+            size = args.images_per_class
+            piles = [index[y[index] == c] for c in np.unique(y)]
+        else:
+            fraction = args.domain_fraction or 1 / assigned.count(d)
+            size = round(fraction * len(index))
+            piles = [index]
+        part = np.concatenate([pile[place * size:(place + 1) * size] for pile in piles])
+        if len(part) < 2:
+            flag = "--images-per-class" if args.images_per_class else "--domain-fraction"
+            fail(f"{flag} {size if args.images_per_class else args.domain_fraction}: client {i}, number "
+                 f"{place + 1} in domain {domains[d]}, would get {len(part)} images")
+        parts.append(part)
+    return parts
+
+
+PARTITIONS = {"iid": iid, "dirichlet": dirichlet, "pathological": pathological, "dominant": dominant,
+              "missing": missing}  # and "domain": by_domain
+
+
+# --- data sets ------------------------------------------------------------------------------------
+
+class Dataset(NamedTuple):
+    x: torch.Tensor       # (N, 3, height, width) uint8
+    y: torch.Tensor       # (N,) classes
+    domain: torch.Tensor  # (N,) domains
+    test: torch.Tensor    # (N,) bool: test images
+    classes: list         # names
+    domains: list         # names
+
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fmnist": "FashionMNIST",
                "flowers102": "Flowers102", "usps": "USPS", "svhn": "SVHN"}
-SIZES = {"mnist": 28, "fmnist": 28, "usps": 16, **dict.fromkeys(
-    ["flowers102", "tinyimagenet", "digit5", "office", "pacs", "domainnet"], 64)}  # pixels; 32 elsewhere
+PIXELS = {"mnist": 28, "fmnist": 28, "usps": 16, "flowers102": 64, "tinyimagenet": 64, "digit5": 64,
+          "office": 64, "pacs": 64, "domainnet": 64}  # 32 elsewhere
+
 
 def load_dataset(args):
-    """The whole dataset on the CPU: embedded, from a folder, or downloaded."""
-    folder, size = Path(args.data, args.dataset), args.image_size or SIZES.get(args.dataset, 32)
+    """The images of --dataset, on the CPU: embedded, from a folder, or downloaded by torchvision."""
+    folder = Path(args.data, args.dataset)
+    size = args.image_size or PIXELS.get(args.dataset, 32)
     if args.dataset == "glyphs":
         data = glyphs(size)
     elif args.dataset in TORCHVISION and not folder.is_dir():
         data = download(args.dataset, folder, size)
     else:
         data = image_folder(folder, size)
-    size = max(2, round(args.subset * len(data.y)))
-    keep = np.sort(generator(args.seed, "subset").permutation(len(data.y))[:size])
-    return Dataset(*(value[keep] for value in data[:4]), *data[4:])
 
-def no_data(folder, why):
-    sys.exit(f"no data in {folder}: {why}\n  wanted: {folder}/[<domain>/]{{train,test}}/<class>/*.png or "
-             f"{folder}/<domain>/<class>/*.png\n  try: --data FOLDER, or --dataset glyphs")
+    if args.subset == 1:
+        return data
+    n = max(2, round(args.subset * len(data.y)))
+    index = np.sort(generator(args.seed, "subset").permutation(len(data.y))[:n])
+    return Dataset(data.x[index], data.y[index], data.domain[index], data.test[index], data.classes, data.domains)
+
+
+def exit_without_data(folder, why):
+    """Say which folder was looked at, which layout is wanted, what to try; exit status 1."""
+    sys.exit(f"no data in {folder}: {why}\n"
+             f"  wanted: {folder}/[<domain>/]{{train,test}}/<class>/*.png or {folder}/<domain>/<class>/*.png\n"
+             f"  try: --data FOLDER, or --dataset glyphs")
+
 
 def domain_folders(folder):
-    """The folders of its domains, or itself where it has none."""
-    return [folder] if (folder / "train").is_dir() else sorted(folder.glob("[!.]*"))
+    """The folders of a data set's domains, or the folder itself where it has train/ and test/."""
+    if (folder / "train").is_dir():
+        return [folder]
+    return sorted(folder.glob("[!.]*"))
+
 
 def image_folder(folder, size):
-    """A folder of images. Without train/ and test/, two of ten in a row are for testing, as in FPL's code."""
-    files = []  # (path, class, domain, part)
-    for path in domain_folders(folder):
-        for part in ("train", "test") if (path / "train").is_dir() else ("",):
-            if any((path / part).glob("*/*")):
-                images = torchvision.datasets.ImageFolder(path / part, allow_empty=True)
-                files += [(file, images.classes[label], path.name, part or ("train", "test")[n % 10 > 7])
-                          for n, (file, label) in enumerate(images.samples)]
-    if not files:
-        no_data(folder, "no folders of images there")
-    paths, *names, parts = zip(*files)
-    key = zlib.crc32(repr([(path, os.stat(path).st_mtime_ns) for path in paths]).encode())
-    x, = cached(folder.with_name(f"{folder.name}-{size}px.pt"), key, lambda: [decode(paths, size, folder)])
-    (classes, y), (domains, domain) = (np.unique(column, return_inverse=True) for column in names)
-    y, domain, test = map(torch.from_numpy, (y, domain, np.array(parts) == "test"))
-    return Dataset(x, y, domain, test, classes.tolist(), domains.tolist())
+    """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
+    paths, class_names, domain_names, test = [], [], [], []
+    for place in domain_folders(folder):
+        for part in ("train", "test") if (place / "train").is_dir() else ("",):
+            if not any((place / part).glob("*/*")):
+                continue
+            found = torchvision.datasets.ImageFolder(place / part, allow_empty=True)
+            for path, label in found.samples:
+                paths.append(path)
+                class_names.append(found.classes[label])
+                domain_names.append(place.name)
+            if part:
+                test += [part == "test"] * len(found.samples)
+            else:
+                test += test_images(folder.name, place.name, len(found.samples))
+    if not paths:
+        exit_without_data(folder, "no folders of images there")
 
-def decode(images, size, name):
-    """Files, or PIL images, as RGB (n, 3, size, size) uint8."""
-    print(f"decoding {len(images)} images of {name} (once) ...", flush=True)
+    # the cache is used as long as the same files are there, unchanged
+    key = zlib.crc32(repr([(os.path.relpath(path, folder), os.stat(path).st_mtime_ns) for path in paths]).encode())
 
-    def pixels(image):
+    def make():
+        return [decode(lambda i: Image.open(paths[i]), paths, size, folder)]
+
+    x, = cached(folder.with_name(f"{folder.name}-{size}px.pt"), key, make)
+    classes, y = np.unique(class_names, return_inverse=True)
+    domains, domain = np.unique(domain_names, return_inverse=True)
+    return Dataset(x, torch.from_numpy(y), torch.from_numpy(domain), torch.tensor(test), classes.tolist(),
+                   domains.tolist())
+
+
+def test_images(dataset, domain, n):
+    """Which of a domain's n images are for testing -> [bool], the same for every seed.
+
+    PACS: ⌈0.3 n⌉ at random, which the percentages of FedLSA's Table 3 fit. Elsewhere: two of ten in a row, as in
+    FPL's code (github.com/WenkeHuang/RethinkFL), which its Table 2 fits for office."""
+    if dataset == "pacs":
+        chosen = generator(0, f"test images of {domain}").permutation(n)[:math.ceil(3 * n / 10)]
+        return np.isin(np.arange(n), chosen).tolist()
+    return [i % 10 > 7 for i in range(n)]
+
+
+def decode(load, names, size, dataset):
+    """The PIL images load(0), load(1), ..., one for each of `names`, as RGB (n, 3, size, size) uint8."""
+    print(f"decoding {len(names):,} images of {dataset} (once) ...", flush=True)
+    pixels = np.empty((len(names), size, size, 3), np.uint8)
+
+    def decode_one(i):
         try:
-            opened = Image.open(image) if isinstance(image, str) else image
-            return np.asarray(opened.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+            pixels[i] = load(i).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
         except OSError as error:
-            sys.exit(f"cannot decode {image}: {error}")
-    return torch.from_numpy(np.stack(side_by_side(pixels, images, CORES))).permute(0, 3, 1, 2)
+            sys.exit(f"cannot decode {names[i]}: {error}")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for n, _ in enumerate(pool.map(decode_one, range(len(names))), start=1):
+            if n % 1000 == 0:
+                show_progress(f"decoding {n:,}/{len(names):,}")
+    show_progress("")
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
 
 def cached(path, key, make):
     """The tensors that `make()` returns, kept in a file as long as `key` is the same."""
-    if path.exists() and (held := torch.load(path, weights_only=True)).get("key") == key:
-        return held["tensors"]
+    if path.exists():
+        held = torch.load(path, weights_only=True)
+        if held.get("key") == key:
+            return held["tensors"]
     tensors = make()
-    if os.access(path.parent, os.W_OK):  # a course's may be read-only
-        torch.save({"key": key, "tensors": tensors}, scratch := path.with_suffix(f".{os.getpid()}"))
+    if os.access(path.parent, os.W_OK):  # the folder of a course may be read-only for its students
+        scratch = path.with_suffix(f".{os.getpid()}")
+        torch.save({"key": key, "tensors": tensors}, scratch)
         os.replace(scratch, path)
+        print(f"kept in {path} ({path.stat().st_size / 1e6:.0f} MB)")
     return tensors
 
+
 def download(name, folder, size):
-    """One of torchvision's datasets, kept in `torchvision/` there."""
-    root, kind = folder.parent / "torchvision", getattr(torchvision.datasets, TORCHVISION[name])
-    splits = {"flowers102": ["train", "val", "test"], "svhn": ["train", "test"]}.get(name, [])
-    options = [{"split": split} for split in splits] or [{"train": True}, {"train": False}]
+    """One of torchvision's data sets, kept in `torchvision/` beside the folder where it was not found."""
+    root = folder.parent / "torchvision"
+    kind = getattr(torchvision.datasets, TORCHVISION[name])
+    if name == "flowers102":
+        options = [{"split": "train"}, {"split": "val"}, {"split": "test"}]
+    elif name == "svhn":
+        options = [{"split": "train"}, {"split": "test"}]
+    else:
+        options = [{"train": True}, {"train": False}]
+    new = not root.exists()
+    if not (root / f"{name}-{size}px.pt").exists():
+        print(f"no folder {folder}; downloading {name} to {root} ...", flush=True)
     try:
         parts = [kind(root, download=True, **option) for option in options]
     except Exception as error:
-        no_data(folder, f"not there, and the download to {root} failed ({error})")
+        if new:
+            shutil.rmtree(root, ignore_errors=True)
+        exit_without_data(folder, f"not there, and the download failed ({error}); no internet?")
 
     def make():
-        images, labels = zip(*itertools.chain(*parts))
-        return decode(images, size, name), torch.tensor(labels)
-    x, y = cached(root / f"{name}-{size}px.pt", name, make)
-    classes, test = getattr(parts[0], "classes", range(int(y.max()) + 1)), len(y) - len(parts[-1])
-    return Dataset(x, y, torch.zeros_like(y), torch.arange(len(y)) >= test, list(classes), [name])
+        everything = torch.utils.data.ConcatDataset(parts)
+        labels = [0] * len(everything)
 
-FONTS = """DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSansMono DejaVuSansMono-Bold DejaVuSerif
-    DejaVuSerif-Bold DejaVuSerif-Italic STIXGeneral STIXGeneralBol STIXGeneralItalic cmr10 cmb10 cmss10 cmtt10
-    cmti10""".split()
+        def load(i):
+            image, labels[i] = everything[i]
+            return image
+        x = decode(load, range(len(everything)), size, name)
+        return x, torch.tensor(labels)
+
+    x, y = cached(root / f"{name}-{size}px.pt", name, make)
+    classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, where torchvision has them
+    test = torch.arange(len(y)) >= len(y) - len(parts[-1])
+    return Dataset(x, y, torch.zeros_like(y), test, list(classes), [name])
+
+
+# --- glyphs: the embedded data set ----------------------------------------------------------------
+
+FONTS = ["DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSansMono-Bold",
+         "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "STIXGeneral", "STIXGeneralBol",
+         "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10", "cmti10"]  # matplotlib brings them
 GLYPH_DOMAINS = ["plain", "thin", "texture", "clutter"]
+CANVAS = 64  # pixels of the drawing, before it is reduced
+
 
 @functools.cache
 def glyphs(size=32):
-    """Digits in matplotlib's fonts, 200 per class and domain, every fourth a test image."""
-    x = torch.cat([render(kind, 2000, size) for kind in GLYPH_DOMAINS])
+    """Digits in matplotlib's fonts in four domains, 200 a class and domain; every fourth is a test image."""
+    x = torch.cat([draw_domain(name, 2000, size) for name in GLYPH_DOMAINS])
     index = torch.arange(len(x))
-    return Dataset(x, index % 10, index // 2000, index // 10 % 4 == 3, list("0123456789"), GLYPH_DOMAINS)
+    test = index // 10 % 4 == 3
+    return Dataset(x, index % 10, index // 2000, test, list("0123456789"), GLYPH_DOMAINS)
+
 
 @functools.cache
-def ink(side=64):
-    """The ten digits in every font, in [0, 1], (fonts, 10, side, side)."""
+def digits_in_all_fonts():
+    """How much ink each pixel has, in [0, 1] -> (fonts, 10, CANVAS, CANVAS)."""
     images = []
-    for name, digit in itertools.product(FONTS, "0123456789"):
+    for name in FONTS:
         path = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{name}.ttf")
-        font, image = ImageFont.truetype(str(path), round(0.85 * side)), Image.new("L", (side, side))
-        left, top, right, bottom = font.getbbox(digit)
-        corner = (side - right - left) / 2, (side - bottom - top) / 2
-        ImageDraw.Draw(image).text(corner, digit, fill=255, font=font)
-        images.append(np.asarray(image, np.float32) / 255)
-    return torch.from_numpy(np.stack(images)).view(-1, 10, side, side)
+        font = ImageFont.truetype(str(path), round(0.85 * CANVAS))
+        for digit in "0123456789":
+            image = Image.new("L", (CANVAS, CANVAS))
+            left, top, right, bottom = font.getbbox(digit)
+            corner = (CANVAS - right - left) / 2, (CANVAS - bottom - top) / 2
+            ImageDraw.Draw(image).text(corner, digit, fill=255, font=font)
+            images.append(np.asarray(image, np.float32) / 255)
+    return torch.from_numpy(np.stack(images)).view(-1, 10, CANVAS, CANVAS)
 
-def render(kind, n, size=32):
+
+class Pen:
+    """Draws n random things at once, all from one generator."""
+
+    def __init__(self, n, seed):
+        self.n = n
+        self.rng = torch.Generator().manual_seed(seed)
+
+    def uniform(self, low, high, *shape):
+        return torch.rand(self.n, *shape, generator=self.rng) * (high - low) + low
+
+    def tone(self, low, high, channels=1):
+        """A grey or a colour for each image, (n, channels, 1, 1)."""
+        return self.uniform(low, high, channels, 1, 1)
+
+    def noise(self, cells, channels=1):
+        """Smooth noise around 0, (n, channels, CANVAS, CANVAS)."""
+        coarse = self.uniform(-0.5, 0.5, channels, cells, cells)
+        return F.interpolate(coarse, size=(CANVAS, CANVAS), mode="bilinear")
+
+    def digit(self, digit, rotation, dx, dy, low=0.75, high=1.1):
+        """Digits (n,) in random fonts, turned, sheared, zoomed and moved -> (n, 1, CANVAS, CANVAS)."""
+        font = torch.randint(len(FONTS), (self.n,), generator=self.rng)
+        angle = self.uniform(-rotation, rotation)
+        shear = self.uniform(-0.25, 0.25)
+        zoom = 1 / self.uniform(low, high, 2)
+        first = [zoom[:, 0] * angle.cos(), zoom[:, 0] * (shear - angle.sin()), dx]
+        second = [zoom[:, 1] * angle.sin(), zoom[:, 1] * angle.cos(), dy]
+        theta = torch.stack([*first, *second], 1).view(self.n, 2, 3)
+        grid = F.affine_grid(theta, (self.n, 1, CANVAS, CANVAS), align_corners=False)
+        return F.grid_sample(digits_in_all_fonts()[font, digit].unsqueeze(1), grid, align_corners=False)
+
+
+def draw_domain(name, n, size=32):
     """n images of a domain, (n, 3, size, size) uint8, of the classes 0, 1, ..., 9, 0, 1, ..."""
-    side, rng = 64, torch.Generator().manual_seed(GLYPH_DOMAINS.index(kind))
-    digit, ramp = torch.arange(n) % 10, torch.linspace(-1, 1, side)
+    pen = Pen(n, GLYPH_DOMAINS.index(name))
+    digit = torch.arange(n) % 10
+    dx, dy = pen.uniform(-0.15, 0.15), pen.uniform(-0.15, 0.15)
 
-    def uniform(low, high, *shape):
-        return torch.rand(n, *shape, generator=rng) * (high - low) + low
+    if name == "plain":  # dark on paper
+        image = pen.tone(0.8, 1.0) - pen.tone(0.5, 0.8) * pen.digit(digit, 0.2, dx, dy)
 
-    def tone(low, high, channels=1):
-        return uniform(low, high, channels, 1, 1)
+    elif name == "thin":  # thin strokes, a third of the resolution
+        ink = pen.digit(digit, 0.35, dx, dy)
+        eroded = F.adaptive_avg_pool2d(-F.max_pool2d(-ink, 2, stride=1), (11, 11))
+        image = pen.tone(0.6, 0.9) - pen.tone(0.5, 0.8) * F.interpolate(eroded, size=(CANVAS, CANVAS))
 
-    def noise(cells, channels=1):  # smooth, around 0
-        return F.interpolate(uniform(-0.5, 0.5, channels, cells, cells), size=(side, side), mode="bilinear")
-
-    def draw(digit, rotation, dx, dy, low=0.75, high=1.1):  # in random fonts and poses, (n, 1, side, side)
-        font = torch.randint(len(FONTS), (n,), generator=rng)
-        angle, shear = uniform(-rotation, rotation), uniform(-0.25, 0.25)
-        zoom = 1 / uniform(low, high, 2)
-        theta = torch.stack([zoom[:, 0] * angle.cos(), zoom[:, 0] * (shear - angle.sin()), dx,
-                             zoom[:, 1] * angle.sin(), zoom[:, 1] * angle.cos(), dy], 1).view(n, 2, 3)
-        grid = F.affine_grid(theta, (n, 1, side, side), align_corners=False)
-        return F.grid_sample(ink()[font, digit].unsqueeze(1), grid, align_corners=False)
-
-    shift = uniform(-0.15, 0.15), uniform(-0.15, 0.15)
-    if kind == "plain":  # dark on paper
-        image = tone(0.8, 1.0) - tone(0.5, 0.8) * draw(digit, 0.2, *shift)
-    elif kind == "thin":  # thin strokes, a third of the resolution
-        eroded = F.adaptive_avg_pool2d(-F.max_pool2d(-draw(digit, 0.35, *shift), 2, stride=1), (11, 11))
-        image = tone(0.6, 0.9) - tone(0.5, 0.8) * F.interpolate(eroded, size=(side, side))
-    elif kind == "texture":  # light on gratings and noise
-        angle, wave, phase = tone(0, 2 * math.pi), tone(6, 20), tone(0, 2 * math.pi)
+    elif name == "texture":  # light on gratings and noise
+        angle, wave, phase = pen.tone(0, 2 * math.pi), pen.tone(6, 20), pen.tone(0, 2 * math.pi)
+        ramp = torch.linspace(-1, 1, CANVAS)
         grating = torch.sin(wave * (ramp * angle.cos() + ramp[:, None] * angle.sin()) + phase)
-        ground = 0.3 + 0.15 * grating + 0.4 * noise(6)
-        image = torch.lerp(ground, tone(0.65, 0.95), draw(digit, 0.35, *shift))
+        ground = 0.3 + 0.15 * grating + 0.4 * pen.noise(6)
+        image = torch.lerp(ground, pen.tone(0.65, 0.95), pen.digit(digit, 0.35, dx, dy))
+
     else:  # clutter: coloured, blurred, between pieces of other digits
-        ground, colour = tone(0, 1, 3), tone(0, 1, 3)
-        apart = (ground - colour).mean(1, keepdim=True)  # at least 0.3
-        colour = (colour - apart.sign() * (0.3 - apart.abs()).clamp(min=0)).clamp(0, 1)
-        image = ground + 0.35 * noise(5, 3)
+        ground, colour = pen.tone(0, 1, 3), pen.tone(0, 1, 3)
+        contrast = (ground - colour).mean(1, keepdim=True)  # is made at least 0.3
+        colour = (colour - contrast.sign() * (0.3 - contrast.abs()).clamp(min=0)).clamp(0, 1)
+        image = ground + 0.35 * pen.noise(5, 3)
         for _ in range(2):
-            angle, other = uniform(0, 2 * math.pi), torch.randint(10, (n,), generator=rng)
-            image.lerp_(tone(0, 1, 3), 0.8 * draw(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin()))
-        image.lerp_(colour, draw(digit, 0.5, *shift, 0.65, 1.0))
+            angle = pen.uniform(0, 2 * math.pi)
+            other = torch.randint(10, (n,), generator=pen.rng)
+            image.lerp_(pen.tone(0, 1, 3), 0.8 * pen.digit(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin()))
+        image.lerp_(colour, pen.digit(digit, 0.5, dx, dy, 0.65, 1.0))
         for _ in range(2):
             image = F.avg_pool2d(image, 5, 1, 2, count_include_pad=False)
+
     image = F.interpolate(image, size=(size, size), mode="bilinear", antialias=True)
-    image += 0.04 * torch.randn(n, 1, size, size, generator=rng)
+    image += 0.04 * torch.randn(n, 1, size, size, generator=pen.rng)
     return image.clamp_(0, 1).mul_(255).round_().byte().expand(-1, 3, -1, -1)
 
-# --- partitions ---
-# Each turns labels y (N,) into K index arrays.
 
-def deal(stock, counts):
-    """stock: C index arrays; counts (K, C) -> K index arrays."""
-    pieces = [np.split(index, np.cumsum(column))[:-1] for index, column in zip(stock, counts.T)]
-    return [np.concatenate(part) for part in zip(*pieces)]
+# ======================================================================================================
+# Part III. The frame. It logs, resumes and draws what the methods do, and reads the command line
+# ======================================================================================================
 
-def by_class(y, rng):
-    return [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
+# --- run folder -----------------------------------------------------------------------------------
 
-def least_samples(y, args):  # two batches, or less where that leaves no room for skew
-    return max(2, min(2 * args.batch_size, len(y) // (4 * args.clients)))
-
-def iid(y, args, rng):
-    return np.array_split(rng.permutation(len(y)), args.clients)
-
-def dirichlet(y, args, rng):
-    """The papers' "practical" setting: per class, shares ~ Dir(β), zero for clients that have N/K samples.
-    Drawn until everyone has enough; after 100 times the best draw."""
-    least = -1
-    for _ in range(100):
-        stock, counts = [], np.zeros((args.clients, 0), int)
-        for c in np.unique(y):
-            stock.append(index := rng.permutation(np.flatnonzero(y == c)))
-            room = counts.sum(1) < len(y) / args.clients
-            share = rng.dirichlet(np.full(args.clients, args.beta)) * room
-            share = share if share.sum() > 0 else room  # a tiny β may draw full clients only
-            cuts = np.round(np.cumsum(share / share.sum())[:-1] * len(index)).astype(int)
-            counts = np.column_stack([counts, np.diff([0, *cuts, len(index)])])
-        if counts.sum(1).min() > least:
-            least, best = counts.sum(1).min(), (stock, counts)
-        if least >= least_samples(y, args):
-            break
-    return [np.sort(part) for part in deal(*best)]
-
-def pathological(y, args, rng):
-    """`classes_per_client` classes each, a class split at random points among its owners."""
-    stock, each = by_class(y, rng), args.classes_per_client
-    owns, counts = np.zeros((2, args.clients, len(stock)), int)
-    for row in owns:  # the least owned classes first, ties at random
-        row[np.lexsort((rng.random(len(stock)), owns.sum(0)))[:each]] = 1
-    for c, index in enumerate(stock):
-        owners = rng.permutation(np.flatnonzero(owns[:, c]))
-        if len(owners):
-            least = min(-(-least_samples(y, args) // each), len(index) // len(owners))
-            cuts = np.sort(rng.integers(0, len(index) - least * len(owners) + 1, len(owners) - 1))
-            counts[owners, c] = np.diff([0, *(cuts + least * np.arange(1, len(owners))), len(index)])
-    return deal(stock, counts)
-
-def in_proportion(y, want, rng):
-    """In proportion to want (K, C), as many as the scarcest class allows."""
-    stock = by_class(y, rng)
-    size = (np.array(list(map(len, stock))) / np.maximum(want.sum(0), 1e-12)).min()
-    return deal(stock, np.floor(want * size + 1e-9).astype(int))
-
-def dominant(y, args, rng):
-    """FedFM's NIID-2: a share of client i's samples is of class i mod C, the rest of the others. Where
-    m = C // K > 1, its m classes from i·m on are dominant together."""
-    C, K, share = len(np.unique(y)), args.clients, args.dominant_share
-    m = max(1, C // K)
-    own = (np.arange(C) - m * np.arange(K)[:, None]) % C < m
-    return in_proportion(y, np.where(own, share / m, (1 - share) / max(1, C - m)), rng)
-
-def missing(y, args, rng):
-    """FedFM's NIID-3: client i holds the classes i, ..., i+C-missing-1 (mod C), as many of each."""
-    C = len(np.unique(y))
-    return in_proportion(y, (np.arange(C) - np.arange(args.clients)[:, None]) % C < C - args.missing, rng)
-
-def by_domain(y, domain, domains, args, rng):
-    """Clients get the share domain_fraction of a domain; above 1, so many images per class."""
-    for name in set(args.domain_clients or []) - set(domains):
-        bad(f"--domain-clients {name}: no such domain, choose from {', '.join(domains)}")
-    assigned = [domains.index(name) for name, n in (args.domain_clients or {}).items() for _ in range(n)]
-    assigned = assigned or [i % len(domains) for i in range(args.clients or len(domains))]
-    stock, parts = {d: rng.permutation(np.flatnonzero(domain == d)) for d in sorted(set(assigned))}, []
-    for i, d in enumerate(assigned):
-        piles, size = [stock[d]], round(args.domain_fraction * len(stock[d]))
-        if args.domain_fraction > 1:
-            piles, size = [stock[d][y[stock[d]] == c] for c in np.unique(y)], int(args.domain_fraction)
-        first = size * assigned[:i].count(d)
-        parts.append(np.concatenate([pile[first:first + size] for pile in piles]))
-    return parts
-
-PARTITIONS = {"iid": (iid, ""), "dirichlet": (dirichlet, "beta"), "missing": (missing, "missing"),
-              "pathological": (pathological, "classes_per_client"), "dominant": (dominant, "dominant_share"),
-              "domain": (by_domain, "domain_fraction")}  # and each one's flag
-
-def partition(args, y, domain, domains):
-    """Split samples with labels y (N,) and domains (N,) by args.partition -> K index arrays."""
-    where = (domain, domains) if args.partition == "domain" else ()
-    return PARTITIONS[args.partition][0](y, *where, args, generator(args.seed, "partition"))
-
-def partition_name(args):
-    return f"{args.partition} {vars(args).get(PARTITIONS[args.partition][1], '')}".strip()
-
-# --- models ---
-RESNETS = [f"resnet{n}" for n in (4, 6, 8, 10, 18, 34, 50, 101, 152)]
-CONVNETS = {"cnn4": (2, [512]), "lsa_cnn": (2, [512]),  # name: convolutions, fully connected layers
-            **{f"htcnn8-{2 * i + n}": (n, widths) for i, widths in enumerate(
-                ([512], [512, 512], [1024, 512], [1024, 512, 512])) for n in (1, 2)}}
-HTFE8 = ["cnn4", "googlenet", "mobilenet_v2", *RESNETS[4:]]
-GROUPS = {"htfe2": ["cnn4", "resnet18"], "htfe3": ["resnet10", "resnet18", "resnet34"],
-          "htfe4": HTFE8[:4], "htfe5": ["cnn4", *RESNETS[3:7]], "htfe8": HTFE8, "htfe9": RESNETS,
-          "htcnn8": list(CONVNETS)[2:], "res34-htc4": ["resnet34"], "htfe8-htc4": HTFE8}
-MODELS = ["cnn4", "lsa_cnn", *RESNETS, "googlenet", "mobilenet_v2", *GROUPS]
-
-class Net(nn.Module):
-    """`features(x)`: uint8 images (B, 3, height, width), normalised here -> (B, D), by average pooling where
-    the extractor has more; `classifier(z)` -> (B, C); `net(x)` composes them."""
-
-    def __init__(self, extractor, classifier, feature_dim, mean=(0.5,), std=(0.5,)):
-        super().__init__()
-        self.extractor, self.classifier, self.feature_dim = extractor, classifier, feature_dim
-        mean, std = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
-        self.register_buffer("mean", mean, persistent=False)
-        self.register_buffer("std", std, persistent=False)
-
-    def features(self, x):
-        z = self.extractor((x / 255 - self.mean) / self.std)
-        return F.adaptive_avg_pool1d(z, self.feature_dim)
-
-    def forward(self, x):
-        return self.classifier(self.features(x))
-
-def mlp(widths):
-    return [layer for a, b in zip(widths, widths[1:]) for layer in (nn.Linear(a, b), nn.ReLU())]
-
-def feature_extractor(name, args):
-    """An extractor by name: images (B, 3, size, size) -> (B, whatever it has)."""
-    if name in CONVNETS:
-        layers, channels, size, (convolutions, widths) = [], 3, args.pixels, CONVNETS[name]
-        for width in (32, 64)[:convolutions]:
-            layers += [nn.Conv2d(channels, width, 5), nn.MaxPool2d(2), nn.ReLU()]
-            channels, size = width, (size - 4) // 2
-        net = nn.Sequential(*layers, nn.Flatten(), *mlp([channels * size * size, *widths]))
-        return nn.Sequential(net, nn.Linear(512, args.feature_dim)) if name == "lsa_cnn" else net
-    if name in RESNETS[:4]:  # one basic block in each of the first 1, 2, 3 or 4 stages
-        net = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
-        for stage in range(RESNETS.index(name) + 2, 5):
-            setattr(net, f"layer{stage}", nn.Identity())
-    else:
-        options = dict(aux_logits=False, init_weights=True) if name == "googlenet" else {}
-        net = getattr(torchvision.models, name)(weights=None, **options)
-    setattr(net, "classifier" if name == "mobilenet_v2" else "fc", nn.Identity())
-    if name == "googlenet":
-        net.dropout = nn.Identity()
-    if args.small_stem and name in RESNETS:
-        net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-    return net
-
-def architecture(model, client):
-    """(feature extractor, hidden layers of the classifier) of client i, the (i mod X)-th of a group."""
-    group, heads = GROUPS.get(model, [model]), [[], [512], [256], [128]] if "-htc4" in model else [[]]
-    return group[client % len(group)], heads[client % len(heads)]
-
-def build_net(args, client=0, kind=Net, **normalisation):
-    """Client i's model. Equal architectures start from equal weights ([choice])."""
-    name, hidden = architecture(args.model, client)
-
-    def make():
-        extractor = feature_extractor(name, args)
-        widths = [args.feature_dim, *hidden]
-        classifier = nn.Sequential(*mlp(widths), nn.Linear(widths[-1], args.classes))
-        return kind(extractor, classifier if hidden else classifier[0], args.feature_dim, **normalisation)
-    net = seeded(make, args.seed, f"weights {name} {tuple(hidden)}")
-    return net.to(args.device, memory_format=torch.channels_last)
-
-def model_size(net):
-    """Numbers that travel: trainable weights, as the papers count."""
-    return sum(p.numel() for p in net.parameters())
-
-# --- clients ---
-Samples = namedtuple("Samples", "x y")  # (n, 3, height, width) uint8 and (n,), on the device
-
-@dataclass
-class Client:
-    id: int
-    train: Samples
-    test: Samples
-    net: Net = None  # its model; a global method loads the global weights into it
-    test_features: torch.Tensor = None  # until the model is trained again
-
-def make_clients(args):
-    """Clients with models of their own. All images, of train and test, are divided; each client tests on 25 %
-    of its share, as in the papers."""
-    data = load_dataset(args)
-    clients = divide(args, data, torch.arange(len(data.y)), 0.25)
-    usual = torch.cat([c.test.y == int(args.counts[c.id].argmax()) for c in clients])
-    args.majority = 100 * usual.float().mean().item()
-    print(f"answering each client's most frequent class: {args.majority:.1f} % right")
-    for client in clients:
-        client.net = build_net(args, client.id)
-    return clients
-
-def make_federation(args, validation=0.0, kind=Net, **normalisation):
-    """For one global model: training images divided, each client holding back a share `validation` ->
-    clients, model (a `kind`), test images {domain: Samples}."""
-    data = load_dataset(args)
-    clients = divide(args, data, torch.nonzero(~data.test).flatten(), validation)
-    tests = {data.domains[d]: samples(data, data.test & (data.domain == d), args.device)
-             for d in data.domain[data.test].unique()}
-    if not tests:
-        no_data(Path(args.data, args.dataset), "the server needs test images")
-    net = build_net(args, kind=kind, **normalisation)
-    for client in clients:
-        client.net = build_net(args, kind=kind, **normalisation)
-    return clients, net, tests
-
-def divide(args, data, pool, share):
-    """Clients with the images `pool` (indices), each keeping a share for testing. Sets args.classes (C),
-    class_names, pixels, counts (K, C) of training images."""
-    clients, parts = [], partition(args, data.y[pool].numpy(), data.domain[pool].numpy(), data.domains)
-    for i, part in enumerate(parts):
-        if len(part) < 2:
-            bad(f"--clients {len(parts)} --partition {partition_name(args)}: client {i} would get "
-                f"{len(part)} of {len(pool)} images, at least 2 are needed")
-        part = pool[torch.from_numpy(generator(args.seed, "train/test", i).permutation(part))]
-        cut = math.ceil((1 - share) * len(part))
-        clients.append(Client(i, *(samples(data, p, args.device) for p in (part[:cut], part[cut:]))))
-    args.classes, args.class_names, args.pixels = len(data.classes), data.classes, data.x.shape[-1]
-    args.counts = np.stack([np.bincount(c.train.y.cpu().numpy(), minlength=args.classes) for c in clients])
-    sizes, kinds = args.counts.sum(1), (args.counts > 0).sum(1)
-    print(f"{args.dataset}: {len(data.y)} images of {args.pixels} pixels; {len(clients)} clients with "
-          f"{sizes.min()}-{sizes.max()} training images of {kinds.min()}-{kinds.max()} of {args.classes} "
-          f"classes ({partition_name(args)}), model {args.model}")
-    return clients
-
-def samples(data, index, device):
-    return Samples(data.x[index].to(device, memory_format=torch.channels_last), data.y[index].to(device))
-
-def participants(clients, t, args):
-    """A share ρ (args.participation) of the clients, less those that fail (args.drop_rate), at least one."""
-    size = max(1, round(args.participation * len(clients)))
-    chosen = generator(args.seed, "participants", t).choice(len(clients), size, replace=False)
-    report = [i for i in chosen if generator(args.seed, "drop", t, i).random() >= args.drop_rate]
-    return [clients[i] for i in sorted(report or chosen[:1])]
-
-def for_each_client(function, clients, *rest):
-    """`[function(client, *rest) for client in clients]`, side by side; `rest` ends with t, args. SystemExit 1
-    where the last of what a client returns (its loss, if it trained) is not finite."""
-    *_, t, args = rest
-    results = side_by_side(lambda client: function(client, *rest), clients, args.workers)
-    for client, result in zip(clients, results):
-        if not result[-1].isfinite().all():
-            sys.exit(f"round {t}: client {client.id}'s loss is not finite; lower --lr {args.lr:g} or a λ")
-    return results
-
-def side_by_side(function, items, workers):
-    """`[function(item) for item in items]`, `workers` at a time, each on one torch thread."""
-    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return list((pool.map if workers > 1 else map)(function, items))
-
-# --- local training ---
-def sgd_step(module, loss, args, graph=True, **other):
-    """`step(*tensors)`: one SGD step on `loss(module, *tensors, args)`, in train mode -> the loss. Momentum
-    starts at zero; `other`: options instead of args'."""
-    options = dict(lr=args.lr, momentum=args.momentum, weight_decay=args.weight_decay) | other
-    optimizer = torch.optim.SGD(module.parameters(), **options)
-    module.train()
-
-    def passes(*tensors):
-        optimizer.zero_grad()
-        value = loss(module, *tensors, args)
-        value.backward()
-        return value.detach()
-    graph = graph and next(module.parameters()).is_cuda and not args.no_graph
-
-    def step(*tensors):
-        value = replay(passes, module, tensors) if graph else passes(*tensors)
-        optimizer.step()
-        return value.clone()  # a graph overwrites its loss
-    return step
-
-def minibatches(client, t, args):
-    """(x, y) for E = args.local_epochs epochs over the training images, shuffled anew in each."""
-    client.test_features = None  # its model is about to change
-    rng = generator(args.seed, "batches", t, client.id)
-    return shuffled(client.train, args.local_epochs, args.batch_size, rng, args.batches)
-
-def shuffled(tensors, epochs, batch_size, rng, how="all"):
-    """Batches of tensors (B, ...). "all": a single last sample joins the batch before (BatchNorm needs two);
-    "full": a last, smaller batch is dropped, unless alone; "fixed": as full, and never shuffled."""
-    n = len(tensors[0])
-    for _ in range(epochs):
-        order = torch.from_numpy(np.arange(n) if how == "fixed" else rng.permutation(n))
-        batches = list(order.to(tensors[0].device).split(batch_size))
-        if how != "all" and n > batch_size and n % batch_size:
-            batches.pop()
-        elif n > batch_size and n % batch_size == 1:
-            batches[-2:] = [torch.cat(batches[-2:])]
-        for index in batches:
-            yield tuple(value[index] for value in tensors)
-
-def average(states, weights):
-    """Weighted mean of state_dicts (FedFM Eq. 11), BatchNorm's statistics too, in float64."""
-    return {name: sum(state[name].double() * w for state, w in zip(states, weights)) / sum(weights)
-            for name in states[0]}
-
-graph_pool, graph_stream = map(functools.cache, (torch.cuda.graph_pool_handle, torch.cuda.Stream))
-
-def replay(passes, module, tensors):
-    """`passes(*tensors)` by a CUDA graph, one per shapes, kept with the module, all in one pool of memory."""
-    graphs, shapes = module.__dict__.setdefault("graphs", {}), tuple(value.shape for value in tensors)
-    if shapes not in graphs:
-        graphs[shapes] = record(passes, module, [value.clone() for value in tensors])
-    graph, inputs, loss, gradients = graphs[shapes]
-    for held, value in zip(inputs, tensors):
-        held.copy_(value)
-    graph.replay()
-    for p, gradient in zip(module.parameters(), gradients):
-        p.grad = gradient
-    return loss
-
-def record(passes, module, inputs):
-    """-> a graph, its inputs, loss and gradients, in fixed memory; the module stays as it was."""
-    before, graph, stream = [b.clone() for b in module.buffers()], torch.cuda.CUDAGraph(), graph_stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # warm up: libraries choose their kernels
-            passes(*inputs)
-    module.zero_grad()
-    with torch.cuda.graph(graph, pool=graph_pool(), stream=stream):
-        loss = passes(*inputs)
-    for value, old in zip(module.buffers(), before):  # BatchNorm's: warm-up changed them
-        value.copy_(old)
-    return graph, inputs, loss, [p.grad for p in module.parameters()]
-
-# --- evaluation ---
-def distances(a, b):
-    """Euclidean distances of a (n, D), b (m, D) -> (n, m), exact also where small."""
-    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
-
-@torch.no_grad()
-def extract(net, x):
-    """Features (n, D) of images x (n, ...) in eval mode."""
-    net.eval()
-    return torch.cat([net.features(batch) for batch in x.split(250)])
-
-def class_means(net, data, args):
-    """Local prototypes (FedTGP and FedSA Eq. 2, FedFM Eq. 8): P_i^c, the mean of f(x) over class c, in eval
-    mode -> prototypes (C, D), zero where the client lacks the class, and counts n_ic (C,)."""
-    features = extract(net, data.x)
-    counts = torch.bincount(data.y, minlength=args.classes)
-    means = features.new_zeros(args.classes, features.shape[1])
-    for c in data.y.unique():
-        means[c] = features[data.y == c].mean(0)
-    return means, counts.to(features.dtype)
-
-def nearest_prototype(z, prototypes, known):
-    """The nearest prototype's class: z (n, D), prototypes (C, D), known (C,) bool -> (n,)."""
-    return distances(z, prototypes).masked_fill(~known, math.inf).argmin(1)
-
-@torch.no_grad()
-def own_test(client, prototypes, known, t, args):
-    """Right answers on the client's own test images, by classifier and nearest prototype -> (2,)."""
-    if client.test_features is None:
-        client.test_features = extract(client.net, client.test.x)
-    z, y = client.test_features, client.test.y
-    guesses = client.net.classifier(z).argmax(1), nearest_prototype(z, prototypes, known)
-    return torch.stack([(guess == y).sum() for guess in guesses])
-
-def evaluate_personal(clients, prototypes, known, t, args):
-    """Accuracy in % of all clients' models on their own test images, Σ right / Σ images, by classifier and
-    nearest prototype. nan in rounds that --eval-every leaves out."""
-    if t % args.eval_every and t != args.rounds:
-        return {"classifier": math.nan, "prototype": math.nan}
-    right = torch.stack(for_each_client(own_test, clients, prototypes, known, t, args)).cpu()  # (K, 2)
-    sizes = torch.tensor([[len(client.test.y)] for client in clients])
-    if t == args.rounds:
-        spread = (100 * right / sizes).nanquantile(torch.tensor([0, 0.5, 1]), 0).T.flatten()
-        print("clients, lowest, median, highest by classifier {:.1f} {:.1f} {:.1f}, prototype {:.1f} {:.1f} "
-              "{:.1f} %".format(*spread))
-    return dict(zip(["classifier", "prototype"], (100 * right.sum(0) / sizes.sum()).tolist()))
-
-def evaluate_global(net, tests, t, args, validation=()):
-    """Accuracy in % of the global model on test images {domain: Samples}; "test" is the mean over domains,
-    "validation" that over the clients' [Samples]. nan in rounds that --eval-every leaves out."""
-    def accuracy(data):
-        if t % args.eval_every and t != args.rounds:
-            return math.nan
-        return 100 * (net.classifier(extract(net, data.x)).argmax(1) == data.y).sum().item() / len(data.y)
-    each = side_by_side(accuracy, [*tests.values(), *validation], args.workers)
-    scores = {"test": float(np.mean(each[:len(tests)])), **(dict(zip(tests, each)) if len(tests) > 1 else {})}
-    return {**scores, "validation": float(np.mean(each[len(tests):]))} if validation else scores
-
-# --- run folder ---
 class Run:
-    """A run's folder, log, printed lines, pictures, checkpoints. headline, beside: the prediction, the round
-    ("best", "final") beside published numbers; tests: images for features.png, if not the clients'; personal:
-    checkpoints hold the clients' models; modules: what else they hold, a global model as `net`."""
+    """A run's folder with args.json, log.csv and checkpoint.pt, its clock and its printed lines.
 
-    def __init__(self, args, headline, clients, *, beside="best", tests=None, personal=True, **modules):
-        self.args, self.headline, self.beside = args, headline, beside
-        self.clients, self.tests, self.rows = clients, tests, []
-        self.modules = modules | {str(client.id): client.net for client in clients if personal}
-        self.folder = Path(args.resume or new_folder(args))
-        about = {"script": args.script, "headline": headline, **args.settings}
+    A method of your own has to keep three rules, so that it can be reported and resumed:
+      * `modules` lists every model that lasts over rounds: the clients' own or the global one, and the server's.
+      * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round.
+      * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}, and `headline` names the one
+        that comes first."""
+
+    def __init__(self, args, headline, modules):
+        self.args = args
+        self.headline = headline
+        self.modules = modules
+        self.rows = []  # of log.csv
+        self.began = None  # when the round began
+        self.folder = Path(args.resume) if args.resume else new_folder(args)
+        if not args.resume:
+            self.write_args()
+
+    def write_args(self):
+        about = {"script": self.args.script, "headline": self.headline, **settings_of(self.args)}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
-        self.picture("partition", plot_partition)
 
-    def start(self, *state):
-        """What lasts over rounds, tensors or tuples: `state`, or with --resume the checkpoint's."""
-        if held := self.args.checkpoint:
-            for name, module in self.modules.items():
-                module.load_state_dict(held["modules"][name])
-            state, self.rows = held["state"], held["rows"]
-            held.clear()  # its memory
-            print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
-        self.state = state
-        return state[0] if len(state) == 1 else state
+    def resume(self, state):
+        """With --resume, load the models and return the saved state. Otherwise return `state` unchanged. It is a
+        tensor, or a tuple of tensors."""
+        if not self.args.resume:
+            return state
+        saved = load_checkpoint(self.folder, self.args.script, self.args.device)
+        for module, weights in zip(self.modules, saved["modules"]):
+            module.load_state_dict(weights)
+        self.rows = saved["rows"]
+        self.write_args()
+        print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
+        return saved["state"]
 
     def rounds(self):
+        """The rounds that are still to run; the first of a run is 1."""
         for t in range(len(self.rows) + 1, self.args.rounds + 1):
-            self.began = time.time()
+            self.began = time.time()  # `report` logs how long the round took
             yield t
 
-    def report(self, t, scores, losses, up, down, state, **extra):
-        """End round t: log, print, save, draw. scores: {prediction: accuracy in %}; losses: the clients'; up,
-        down: numbers that all sent and got; state: as in `start`, first the prototypes (C, D), or
-        (vectors (G, D), classes (G,), ...); extra: more to log."""
-        args, extra = self.args, {name: float(value) for name, value in extra.items()}
-        scores = {self.headline: scores[self.headline], **scores}
-        row = {"round": t, "accuracy": scores[self.headline], **{f"acc_{k}": v for k, v in scores.items()},
-               "loss": float(sum(losses) / len(losses)), "up": int(up), "down": int(down),
-               "seconds": round(time.time() - self.began, 3), **extra}
-        self.rows, self.state = [*self.rows, row], state
-        if args.checkpoint_every and (t % args.checkpoint_every == 0 or t == args.rounds):
-            self.save()
-        with open(self.folder / "log.csv", "w", newline="") as file:
-            csv.writer(file).writerows([row, *(old.values() for old in self.rows)])
-        if args.plot_every and t % args.plot_every == 0 and t < args.rounds:
-            self.draw_features(t, f"-{t:04}")
-        shown = [f"{k} {v:5.2f}" for k, v in scores.items() if v == v] or ["not evaluated"]
-        shown += [f"loss {row['loss']:.4f}", *(f"{k} {v:.4g}" for k, v in extra.items())]
-        left = sum(r["seconds"] for r in self.rows) / t * (args.rounds - t) / 60
-        print(f"round {t:{len(str(args.rounds))}}/{args.rounds}", *shown, f"up {short(up)}",
-              f"down {short(down)}", f"{row['seconds']:.2f} s", f"left {left:.1f} min", sep="  ", flush=True)
+    def report(self, t, scores, losses, up, down, **extra):
+        """End round t: log it and print a line. Exit status 1 where a client's loss is not finite.
 
-    def save(self):
-        """Write checkpoint.pt, to another file first: there is always a complete one."""
-        held = {"script": self.args.script, "settings": self.args.settings, "rows": self.rows,
-                "state": self.state, "modules": {k: m.state_dict() for k, m in self.modules.items()}}
-        torch.save(held, scratch := self.folder / "checkpoint.tmp")
+        scores: {prediction: accuracy in %}, or {} where the round was not evaluated; losses: the clients', [tensor];
+        up, down: how many numbers all clients sent and received; extra: further columns of the log."""
+        args = self.args
+        losses = torch.stack(losses)
+        if not losses.isfinite().all():
+            sys.exit(f"round {t}: a client's loss is not finite; lower --lr {args.lr:g} or a λ. "
+                     f"The log and the last checkpoint are in {self.folder}")
+
+        row = {"round": t}
+        if scores:
+            row["accuracy"] = scores[self.headline]
+        for kind, value in scores.items():
+            row[f"acc_{kind}"] = value
+        row["loss"] = losses.mean().item()
+        row["up"] = int(up)
+        row["down"] = int(down)
+        row["seconds"] = round(time.time() - self.began, 3)
+        for name, value in extra.items():
+            row[name] = float(value)
+        self.rows.append(row)
+        self.write_log()
+
+        shown = [f"round {t:{len(str(args.rounds))}}/{args.rounds}"]
+        for kind in sorted(scores, key=lambda kind: kind != self.headline):
+            shown.append(f"{kind} {scores[kind]:5.2f}")
+        if not scores:
+            shown.append("not evaluated")
+        shown.append(f"loss {row['loss']:.4f}")
+        for name in extra:
+            shown.append(f"{name} {row[name]:.4g}")
+        shown.append(f"up {short(up)}  down {short(down)}  {row['seconds']:.2f} s")
+        seconds = np.mean([row["seconds"] for row in self.rows])
+        shown.append(f"left {seconds * (args.rounds - t) / 60:.1f} min")
+        show_progress("")
+        print(*shown, sep="  ", flush=True)
+
+    def write_log(self):
+        columns = max(self.rows, key=len)  # rounds that were not evaluated have fewer
+        with open(self.folder / "log.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def checkpoint(self, t, state):
+        """Every --checkpoint-every rounds, and after the last: write checkpoint.pt, to another file first, so that
+        there is always a complete one. state: as in `resume`."""
+        every = self.args.checkpoint_every
+        if every == 0 or (t % every != 0 and t != self.args.rounds):
+            return
+        saved = {"script": self.args.script, "settings": settings_of(self.args), "rows": self.rows, "state": state,
+                 "modules": [module.state_dict() for module in self.modules]}
+        scratch = self.folder / "checkpoint.tmp"
+        torch.save(saved, scratch)
         scratch.replace(self.folder / "checkpoint.pt")
 
-    def picture(self, name, draw, *data):
-        if not self.args.no_plots:
-            figure = draw(*data, self.args)
-            figure.suptitle(f"{self.folder.name}, {partition_name(self.args)}", fontsize="medium")
-            figure.savefig(self.folder / f"{name}.png")
 
-    def draw_features(self, t, suffix=""):
-        stars, net = self.state[0], self.modules.get("net")
-        if isinstance(stars, torch.Tensor):
-            known = stars.any(1).nonzero().flatten()
-            stars = stars[known], known
-        stars = stars[:2]
-        most = sorted(self.clients, key=lambda c: -len(c.test.y))[:6]
-        groups = ({name: (net, data) for name, data in self.tests.items()} if net else
-                  {f"client {c.id}": (c.net, c.test) for c in most})
-        self.picture(f"features{suffix}", plot_features, groups, *stars, t)
-        self.picture(f"margins{suffix}", plot_margins, net, self.clients, *stars, t)
+def load_checkpoint(folder, script, device="cpu"):
+    """The checkpoint.pt of a run of this script. One line and exit status 2 where it is absent, truncated, or of
+    something else. Nothing in the file is executed (weights_only)."""
+    try:
+        saved = torch.load(Path(folder, "checkpoint.pt"), map_location=device, weights_only=True)
+    except Exception:
+        fail(f"--resume {folder}: no complete checkpoint.pt there (a run with --checkpoint-every 0 leaves none)")
+    if not isinstance(saved, dict) or saved.get("script") != script:
+        fail(f"--resume {folder}: its checkpoint.pt is not one of {script}.py")
+    return saved
 
-    def finish(self):
-        """Pictures and last lines -> {"best by ...": %, "final by ...": %} of each prediction."""
-        args, results = self.args, {}
-        curves = [(key[4:], key, [self.rows]) for key in self.rows[0] if key[:4] == "acc_"]
-        self.picture("curves", plot_curves, curves)
-        self.draw_features(args.rounds)
-        for kind in predictions(self.rows):
-            (best, at, images), final = best_round(self.rows, kind), self.rows[-1][f"acc_{kind}"]
-            results |= {f"best by {kind}": best, f"final by {kind}": final}
-            print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {at} "
-                  f"(picked on {images} images)")
-        for where, accuracy, unsure in args.published:
-            print(f"published{unsure and f', with {unsure}'}: {accuracy} % ({where}); "
-                  f"this run's {self.beside} round: {results[f'{self.beside} by {self.headline}']:.2f} %")
-        up, down, seconds = (sum(row[k] for row in self.rows) for k in ("up", "down", "seconds"))
-        print(f"traffic: {short(up)} numbers up, {short(down)} down; {seconds:.0f} s in all")
-        print(f"everything is in {self.folder}")
-        return results
 
 def new_folder(args):
-    """Make <out>/<script>-<dataset>-s<seed>, a number added where that is taken."""
-    folder = first = Path(args.out, f"{args.script}-{args.dataset}-s{args.seed}")
-    others = itertools.count(2)
+    """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added where that is taken."""
+    parts = [args.script, args.dataset, args.name, f"s{args.seed}"]
+    first = Path(args.out, "-".join(part for part in parts if part))
+    folder, n = first, 1
     while folder.exists():
-        folder = Path(f"{first}-{next(others)}")
+        n += 1
+        folder = Path(f"{first}-{n}")
     folder.mkdir(parents=True)
     return folder
 
+
+def show_progress(text):
+    """One line on the terminal, which the next overwrites; nothing where standard error is a file."""
+    if sys.stderr.isatty():
+        print(f"\r{text:40}\r", end="", file=sys.stderr, flush=True)
+
+
+def short(number):
+    """1234567 -> "1.23 M"."""
+    places = 2 if number >= 1000 else 0
+    return EngFormatter(places=places)(float(number)).strip()
+
+
+# --- a run's last lines ---------------------------------------------------------------------------
+
 def predictions(rows):
-    return [kind for kind in ("classifier", "prototype", "test") if f"acc_{kind}" in rows[0]]
+    """The kinds of accuracy in a log: by "classifier", by "prototype", or "test" for a global model."""
+    return [kind for kind in ("classifier", "prototype", "test") if f"acc_{kind}" in rows[-1]]
+
 
 def best_round(rows, kind):
-    """(accuracy, round) of the best round, and the images that it is picked on."""
-    images = "validation" if "acc_validation" in rows[0] else "test"
-    judge = f"acc_{kind if images == 'test' else images}"
-    best = max(rows, key=lambda row: np.nan_to_num(row[judge], nan=-1))
-    return best[f"acc_{kind}"], int(best["round"]), images
+    """The round of the highest validation accuracy, or else test accuracy -> (its accuracy in %, its number)."""
+    judge = "acc_validation" if "acc_validation" in rows[-1] else f"acc_{kind}"
+    evaluated = [row for row in rows if judge in row]
+    best = max(evaluated, key=lambda row: row[judge])
+    return best[f"acc_{kind}"], int(best["round"])
 
-def short(number):  # 1234567 -> 1.23 M
-    return EngFormatter(places=2 if number >= 1000 else 0)(float(number)).strip()
+
+def summarize(run, baseline=None):
+    """Print a run's last lines. baseline: accuracy in % of each client's most frequent class, for personal models
+    -> {"best by ...": %, "final by ...": %} of each prediction."""
+    rows, results = run.rows, {}
+    if baseline is not None:
+        print(f"answering each client's most frequent class: {baseline:.2f} %")
+    images = "validation" if "acc_validation" in rows[-1] else "test"
+    for kind in predictions(rows):
+        best, t = best_round(rows, kind)
+        final = rows[-1][f"acc_{kind}"]
+        results[f"best by {kind}"] = best
+        results[f"final by {kind}"] = final
+        print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {t} (picked on {images} images)")
+    up = sum(row["up"] for row in rows)
+    down = sum(row["down"] for row in rows)
+    seconds = sum(row["seconds"] for row in rows)
+    print(f"traffic: {short(up)} numbers up, {short(down)} down; {seconds:.0f} s in all")
+    print(f"everything is in {run.folder}")
+    return results
+
 
 def mean_std(values):
-    return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
 
-# --- pictures ---
+
+# --- pictures -------------------------------------------------------------------------------------
+
 matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25,
                             "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150})
 
-def class_ticks(args):
-    every = -(-args.classes // 40)
-    return range(0, args.classes, every), [str(name)[:14] for name in args.class_names[::every]]
 
-def plot_partition(args):
-    """A dot's area: a client's training images of a class."""
-    (K, C), (client, kind) = args.counts.shape, np.nonzero(args.counts)
-    axis = Figure(figsize=(3 + min(12, K / 3), 2 + min(9, C / 3))).subplots()
-    area = 400 * min(1, 10 / C) ** 2 / args.counts.max()
-    axis.scatter(client, kind, s=area * args.counts[client, kind], alpha=0.7)
-    axis.set(xlabel=f"client (the largest dot: {args.counts.max()} training images)", ylabel="class",
-             xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3), xticks=range(0, K, -(-K // 25)))
-    axis.set_yticks(*class_ticks(args))
-    return axis.figure
+def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, tests=None):
+    """partition.png, curves.png and features.png; margins.png, too, where the server holds prototypes.
 
-def plot_curves(curves, args=None):
-    """Accuracy and losses over rounds, means over seeds and their range. curves: [(label, column, logs)]."""
-    figure = Figure(figsize=(11, 4.2 + 0.1 * len(curves)))
-    left, right = figure.subplots(1, 2)
-    for n, (label, key, logs) in enumerate(curves):
-        losses = [(right, "loss", "-"), (right, "server_loss", ":")] * (key == curves[0][1])
-        for axis, k, line in [(left, key, "-"), *losses]:
-            y = np.array([[row.get(k, math.nan) for row in rows] for rows in zip(*logs)])  # (rounds, seeds)
-            t = np.flatnonzero(~np.isnan(y).any(1))
-            axis.plot(t + 1, y[t].mean(1), line, color=f"C{n}", label=label)
-            axis.fill_between(t + 1, y[t].min(1), y[t].max(1), color=f"C{n}", alpha=0.15)
-    if hasattr(args, "majority"):
-        left.axhline(args.majority, color="grey", linestyle="--", label="most frequent class")
-    left.set(xlabel="round", ylabel="test accuracy (%)")
-    dotted = any("server_loss" in logs[0][0] for *_, logs in curves)
-    right.set(xlabel="round", ylabel="clients' mean loss" + " (dotted: server's)" * dotted)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    prototypes (G, D) of classes (G,): what the server holds. net, tests: the global model and the server's test
+    images by domain; without them every client has its own."""
+    args = run.args
+    if args.no_plots:
+        return
+    show_progress("drawing pictures")
+    baseline = None
+    if net is None:
+        baseline = baseline_accuracy(clients)
+        largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
+        groups = {f"client {client.id}": (client.net, client.test) for client in largest}
+    else:
+        groups = {name: (net, images) for name, images in tests.items()}
+
+    figures = {"partition": plot_partition(clients, data.classes), "curves": plot_curves(run.rows, baseline)}
+    figures["features"] = plot_features(groups, prototypes, classes, data.classes, args.seed)
+    if prototypes is not None and len(prototypes):
+        figures["margins"] = plot_margins(clients, prototypes, classes, data.classes)
+    for name, figure in figures.items():
+        title = f"{run.folder.name}, {args.partition}"
+        if name in ("features", "margins"):
+            title += f", round {run.rows[-1]['round']}"
+        figure.suptitle(title, fontsize="medium")
+        figure.savefig(run.folder / f"{name}.png")
+    show_progress("")
+
+
+def label_classes(axis, names):
+    """Class names as ticks of an axis, at most forty of them."""
+    every = math.ceil(len(names) / 40)
+    axis.set_ticks(range(0, len(names), every), [str(name)[:14] for name in names[::every]])
+
+
+def plot_partition(clients, names):
+    """A dot's area is how many training images of a class a client has."""
+    counts = np.stack([np.bincount(client.train.y.cpu(), minlength=len(names)) for client in clients])
+    K, C = counts.shape
+    figure = Figure(figsize=(3 + min(12, K / 3), 2 + min(9, C / 3)))
+    axis = figure.subplots()
+    client, kind = np.nonzero(counts)
+    area = 400 * min(1, 10 / C) ** 2 / counts.max()
+    axis.scatter(client, kind, s=area * counts[client, kind], alpha=0.7)
+    axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class",
+             xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3), xticks=range(0, K, math.ceil(K / 25)))
+    label_classes(axis.yaxis, names)
     return figure
 
-def embed(z, y, seed):
-    """Points (n, D) in two dimensions, and how: t-SNE; without scikit-learn, at unit length, where the means
-    of the classes y (n,) differ most."""
+
+def column(rows, name):
+    """The rounds that have a column of the log, and their values."""
+    having = [row for row in rows if name in row]
+    return [row["round"] for row in having], [row[name] for row in having]
+
+
+def plot_curves(rows, baseline=None):
+    """Accuracy and losses over rounds. baseline: accuracy in % of the most frequent class."""
+    figure = Figure(figsize=(11, 4.5))
+    left, right = figure.subplots(1, 2)
+    for name in rows[-1]:
+        if name.startswith("acc_"):
+            left.plot(*column(rows, name), marker=".", label=name.removeprefix("acc_"))
+    if baseline is not None:
+        left.axhline(baseline, color="grey", linestyle="--", label="most frequent class")
+    left.set(xlabel="round", ylabel="test accuracy (%)")
+    left.legend()
+    right.plot(*column(rows, "loss"), marker=".", label="mean over clients")
+    if "server_loss" in rows[-1]:
+        right.plot(*column(rows, "server_loss"), linestyle=":", marker=".", label="server")
+    right.set(xlabel="round", ylabel="loss")
+    right.legend()
+    for axis in (left, right):
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def in_two_dimensions(z, y, seed):
+    """Points (n, D) of classes y (n,) in the plane -> (n, 2), and the name of the method.
+
+    t-SNE where scikit-learn is there. Else the vectors at unit length, projected to the plane in which the means
+    of the classes differ most."""
     try:
         from sklearn.manifold import TSNE
-        tsne = TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed)
-        return tsne.fit_transform(z.numpy()), "t-SNE"
     except ImportError:
         unit = F.normalize(z)
         means = torch.stack([unit[y == c].mean(0) for c in y.unique()])
-        plane = torch.linalg.svd(means - means.mean(0), full_matrices=False)[2][:2]
-        return (unit @ plane.T).numpy(), "linear picture of unit-length features"
+        _, _, directions = torch.linalg.svd(means - means.mean(0), full_matrices=False)
+        return (unit @ directions[:2].T).numpy(), "linear projection of features at unit length"
+    tsne = TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed)
+    return tsne.fit_transform(z.numpy()), "t-SNE"
 
-def plot_features(groups, stars, classes, t, args):
-    """Test features of groups {client or domain: (net, Samples)}, the server's stars (G, D), classes (G,)."""
-    parts = [(stars, classes, torch.full_like(classes, len(groups)))]
-    for g, (net, (x, y)) in enumerate(groups.values()):
-        index = generator(args.seed, "picture").permutation(len(y))[:-(-900 // len(groups))]
-        parts.append((extract(net, x[index]), y[index], torch.full_like(y[index], g)))
-    z, y, group = (torch.cat([part.cpu() for part in column]) for column in zip(*parts))
-    points, how = embed(z, y, args.seed)
-    shown = y.bincount().argsort(descending=True, stable=True)[:10].sort().values
-    axis = Figure(figsize=(7.5, 5.6)).subplots()
-    label = f"{how}, round {t}; {len(shown)} classes, {len(groups)} largest test sets"
-    axis.set(xticks=[], yticks=[], xlabel=label)
-    for n, k in enumerate(shown):
-        axis.plot([], [], "s", color=f"C{n}", label=str(args.class_names[k])[:18])
-    for g, name in enumerate([*groups, "server's"]):
-        marker, size, edge = ("o^DvPX<>ph8Hd"[g], 4, "none") if name in groups else ("*", 13, "black")
-        axis.plot([], [], marker, color="black", label=name)
-        for n, k in enumerate(shown):
-            own = points[(y == k) & (group == g)].T
-            axis.plot(*own, marker, color=f"C{n}", markersize=size, markeredgecolor=edge, alpha=0.7)
-    axis.figure.legend(loc="outside right center")
-    return axis.figure
+
+def plot_features(groups, prototypes, classes, names, seed):
+    """Features of test images in the plane: a colour a class, a marker a group, stars for the server's prototypes.
+
+    groups {client or domain: (net, Images)}; prototypes (G, D) of classes (G,), or None."""
+    z, y, group = [], [], []
+    for g, (net, images) in enumerate(groups.values()):
+        index = generator(seed, "picture").permutation(len(images.y))[:math.ceil(900 / len(groups))]
+        z.append(extract(net, images.x[index]).cpu())
+        y.append(images.y[index].cpu())
+        group.append(torch.full((len(index),), g))
+    markers = dict(zip(groups, "o^DvPX<>ph8Hd"))
+    if prototypes is not None:
+        z.append(prototypes.cpu())
+        y.append(classes.cpu())
+        group.append(torch.full((len(classes),), len(groups)))
+        markers["server"] = "*"
+    z, y, group = torch.cat(z), torch.cat(y), torch.cat(group)
+    points, method = in_two_dimensions(z, y, seed)
+
+    frequent = y.bincount().argsort(descending=True, stable=True)[:10]
+    shown = sorted(c for c in frequent.tolist() if (y == c).any())
+    figure = Figure(figsize=(7.5, 5.6))
+    axis = figure.subplots()
+    for n, c in enumerate(shown):
+        for g, (name, marker) in enumerate(markers.items()):
+            some = points[(y == c) & (group == g)]
+            size, edge = (13, "black") if name == "server" else (4, "none")
+            axis.plot(*some.T, marker, color=f"C{n}", markersize=size, markeredgecolor=edge, alpha=0.7)
+    axis.set(xticks=[], yticks=[], xlabel=f"{method}; a class with few points has few test images here")
+
+    colours = [axis.plot([], [], "s", color=f"C{n}", label=str(names[c])[:18])[0] for n, c in enumerate(shown)]
+    shapes = [axis.plot([], [], marker, color="black", label=name)[0] for name, marker in markers.items()]
+    figure.legend(handles=colours, title="class", loc="outside right upper")
+    figure.legend(handles=shapes, title="where", loc="outside right lower")
+    return figure
+
 
 def margins(vectors, classes, C):
-    """Per class the smallest distance of its vectors to another class's, or inf -> C numbers."""
-    apart = distances(vectors, vectors).masked_fill(classes == classes.unsqueeze(1), math.inf)
-    return [min(apart[classes == c].flatten().tolist(), default=math.inf) for c in range(C)]
+    """How far each class is from the nearest other one: the smallest distance of its vectors (G, D), of classes
+    (G,), to one of another class -> C numbers, inf for a class that is absent or alone."""
+    d = distances(vectors, vectors).masked_fill(classes == classes[:, None], math.inf)
+    return [d[classes == c].min().item() if (classes == c).any() else math.inf for c in range(C)]
 
-def plot_margins(net, clients, stars, classes, t, args):
-    """Margins (FedTGP Fig. 1) of clients, by `net` or their own, and of stars (G, D) of classes (G,)."""
+
+def plot_margins(clients, prototypes, classes, names):
+    """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D) of classes (G,)."""
+    C = len(names)
     table = []
     for client in clients:
-        means, counts = class_means(net or client.net, client.train, args)
-        table.append(margins(means[counts > 0], counts.nonzero().flatten(), args.classes))
-    axis, table = Figure(figsize=(8, 4)).subplots(), np.ma.masked_invalid(table)
-    axis.plot(table.max(0), "^", label=f"best of {len(clients)} clients")
-    axis.plot(table.mean(0), "o", label="mean of the clients that have the class")
-    axis.plot(margins(stars, classes, args.classes), "*", markersize=12, label="server's")
-    axis.set_xticks(*class_ticks(args), rotation=90 if args.classes > 10 else 0)
-    axis.set(ylabel=f"round {t}: distance to the next class\n(higher: better separated)", ylim=(0, None))
-    axis.figure.legend(loc="outside lower center", ncols=3)
-    return axis.figure
+        means, counts = class_means(client.net, client.train)
+        owned = counts.nonzero().flatten()
+        table.append(margins(means[owned], owned, C))
+    table = np.ma.masked_invalid(table)
 
-# --- comparing runs ---
-def table_row(settings):
-    """What runs of one row of a table have in common."""
-    return {k: v for k, v in sorted(settings.items()) if k not in ("seed", "eval_every")}
+    figure = Figure(figsize=(8, 4))
+    axis = figure.subplots()
+    axis.plot(table.max(0), "^", label=f"largest of {len(clients)} clients")
+    axis.plot(table.mean(0), "o", label="mean of the clients that have the class")
+    axis.plot(np.ma.masked_invalid(margins(prototypes, classes, C)), "*", markersize=12, label="server")
+    label_classes(axis.xaxis, names)
+    if C > 10:
+        axis.tick_params(axis="x", rotation=90)
+    axis.set(xlabel="class", ylabel="distance to the nearest other class\n(higher: better separated)")
+    axis.margins(y=0.12)
+    axis.set_ylim(bottom=0)
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+# --- comparing runs -------------------------------------------------------------------------------
+
+def read_log(path):
+    """The rounds of a log.csv that were evaluated -> [{column: number}]."""
+    rows = []
+    with open(path, newline="") as file:
+        for row in csv.DictReader(file):
+            if row.get("accuracy", "") not in ("", "nan"):
+                rows.append({name: float(value) for name, value in row.items()})
+    return rows
+
 
 def compare(folders):
-    """Print a table of runs, mean ± std over seeds; draw compare.png."""
-    groups, curves = {}, []
-    for log in (path for folder in folders for path in Path(folder).glob("log.csv")):
-        about = json.loads((log.parent / "args.json").read_text())
-        with open(log, newline="") as file:
-            rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
-        groups.setdefault(json.dumps(table_row(about)), (about, {}))[1][about["seed"]] = rows
-    if not groups:
-        bad("no run folders; try: python common.py runs/*")
-    print("| run | flags | seeds | by | best % | final % | rounds |\n" + "|---" * 7 + "|")
-    for about, runs in groups.values():
-        others = [other for other, _ in groups.values() if other["script"] == about["script"]]
-        changed = [f"--{k.replace('_', '-')} {v}".removesuffix(" True") for k, v in table_row(about).items()
-                   if str(v) not in ("None", "False", "") and any(other.get(k) != v for other in others)]
-        name, flags, logs = f"{about['script']} {about['dataset']}", " ".join(changed), list(runs.values())
-        for kind in predictions(logs[0]):
-            best = [best_round(rows, kind)[0] for rows in logs]
-            final = [rows[-1][f"acc_{kind}"] for rows in logs]
-            print(f"| {name}", flags, ",".join(map(str, sorted(runs))), kind, mean_std(best), mean_std(final),
-                  f"{len(logs[0])} |", sep=" | ")
-        curves.append((f"{about['script']} {flags}, by {about['headline']}", "accuracy", logs))
-    plot_curves(curves).savefig(Path(folders[0]).parent / "compare.png")
+    """Print a table of runs for each data set, and draw compare-<dataset>.png beside the first folder.
 
-# --- command line ---
-def bad(message):
-    """One line on stderr, exit status 2."""
-    print(f"{Path(sys.argv[0]).name}: {message.removeprefix('argument ')}", file=sys.stderr)
+    Runs whose folders differ in the seed alone are one row: mean ± std."""
+    tables = {}  # {dataset: {name: {seed: rows}}}
+    for folder in map(Path, folders):
+        rows = read_log(folder / "log.csv") if (folder / "log.csv").exists() else []
+        if not rows:
+            continue
+        about = json.loads((folder / "args.json").read_text())
+        name = re.sub(rf"-s{about['seed']}\b", "", folder.name)
+        table = tables.setdefault(about["dataset"], {})
+        table.setdefault(name, {})[about["seed"]] = rows
+    if not tables:
+        fail("no run folders given; try: python common.py runs/*")
+
+    for dataset, table in tables.items():
+        print(f"\n{dataset}; a best round is picked on test images, fedfm's on validation images")
+        print("| run | seeds | by | best % | final % | rounds |\n|---|---|---|---|---|---|")
+        for name, runs in table.items():
+            seeds = ",".join(str(seed) for seed in sorted(runs))
+            for kind in predictions(next(iter(runs.values()))):
+                best = [best_round(rows, kind)[0] for rows in runs.values()]
+                final = [rows[-1][f"acc_{kind}"] for rows in runs.values()]
+                rounds = max(int(rows[-1]["round"]) for rows in runs.values())
+                print(f"| {name} | {seeds} | {kind} | {mean_std(best)} | {mean_std(final)} | {rounds} |")
+        path = Path(folders[0]).parent / f"compare-{dataset}.png"
+        plot_comparison(dataset, table).savefig(path)
+        print(f"drawn in {path}")
+
+
+def plot_comparison(dataset, table):
+    """Test accuracy over rounds, like with like: a panel for each kind of prediction; lines are means over seeds,
+    bands their ranges. table {name: {seed: rows}}."""
+    kinds = []
+    for kind in ("classifier", "prototype", "test"):
+        if any(kind in predictions(rows) for runs in table.values() for rows in runs.values()):
+            kinds.append(kind)
+    figure = Figure(figsize=(6 * len(kinds), 4.5 + 0.12 * len(table)))
+    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+    handles = {}
+    for kind, axis in zip(kinds, panels):
+        axis.set(title=f"by {kind}" if kind != "test" else "global model", xlabel="round",
+                 ylabel="test accuracy (%)")
+        for n, (name, runs) in enumerate(table.items()):
+            curves = [dict(zip(*column(rows, f"acc_{kind}"))) for rows in runs.values()]
+            shared = sorted(set.intersection(*[set(curve) for curve in curves]))
+            if not shared:
+                continue
+            values = np.array([[curve[t] for t in shared] for curve in curves])  # (seeds, rounds)
+            line, = axis.plot(shared, values.mean(0), color=f"C{n % 10}", linestyle=("-", "--", ":")[n // 10 % 3])
+            axis.fill_between(shared, values.min(0), values.max(0), color=f"C{n % 10}", alpha=0.15)
+            handles[name] = line
+    figure.suptitle(dataset)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
+    return figure
+
+
+# --- command line ---------------------------------------------------------------------------------
+
+def fail(message):
+    """One line on standard error, exit status 2."""
+    print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     raise SystemExit(2)
 
-def number(kind, interval):
-    """An argparse type: an int or float in an interval, "(0, 1]" or "[1, inf)"."""
-    low, high = map(float, interval[1:-1].split(","))
-    ends = [low] * (interval[0] == "[") + [high] * (interval[-1] == "]")
 
-    def parse(text):
-        if low < (value := kind(text)) < high or value in ends:
-            return value
-        raise ValueError
-    parse.__name__ = f"{'whole ' * (kind is int)}number in {interval}"
-    return parse
+def require(condition, flag, value, allowed):
+    if not condition:
+        fail(f"{flag} {value}: {allowed}")
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a flag's default, unless there is none."""
+
+    def _get_help_string(self, action):
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
+
 
 def domain_clients(text):
     """An argparse type: "mnist:1,usps:4" -> {"mnist": 1, "usps": 4}."""
-    return {name: COUNT(n) for name, n in (pair.split(":") for pair in text.split(","))}
+    numbers = {}
+    for pair in text.split(","):
+        name, n = pair.split(":")
+        numbers[name] = int(n)
+    return numbers
 
-def device(text):
-    """An argparse type: auto, cpu, cuda or cuda:N -> a device that is here."""
-    text = ("cuda" if torch.cuda.is_available() else "cpu") if text == "auto" else text
-    try:
-        return str(torch.zeros(1, device=text).device)
-    except (RuntimeError, AssertionError):
-        raise ValueError
 
-COUNT, FROM_ZERO = number(int, "[1, 1e9]"), number(int, "[0, 1e9]")
-POSITIVE, SHARE = number(float, "(0, inf)"), number(float, "(0, 1]")
-FLAGS = {  # group: [(flag, type, default, help)]; a list: choices, bool: a switch
-    "data": [
-        ("dataset", str, "glyphs", f"glyphs (embedded), {', '.join(TORCHVISION)}, or a folder"),
-        ("data", str, "./data", "images and downloads"), ("subset", SHARE, 1.0, "of the data"),
-        ("image-size", number(int, "[16, 1024]"), None, "pixels (None: the dataset's own)")],
-    "federation": [
-        ("clients", COUNT, None, "K (None: 20, by domain one each)"),
-        ("participation", SHARE, 1.0, "ρ, the share of clients in a round"),
-        ("partition", [*PARTITIONS], "dirichlet", "of data"),
-        ("beta", POSITIVE, 0.1, "β of 'dirichlet'"), ("classes-per-client", COUNT, 2, "of 'pathological'"),
-        ("missing", FROM_ZERO, 1, "classes a client lacks in 'missing'"),
-        ("dominant-share", SHARE, 0.46, "of a client's large class in 'dominant'"),
-        ("domain-clients", domain_clients, None, "NAME:N,NAME:N (None: the domains in turn)"),
-        ("domain-fraction", POSITIVE, 1.0, "a client's share; above 1: images per class"),
-        ("drop-rate", number(float, "[0, 1]"), 0.0, "share of participants that fail")],
-    "model": [
-        ("model", MODELS, "cnn4", "one, or a group, in turn"),
-        ("feature-dim", number(int, "[2, 65536]"), 512, "D, the size of a prototype"),
-        ("small-stem", bool, False, "ResNets: 3x3, not 7x7 and max-pool")],
-    "training": [
-        ("rounds", COUNT, 1000, "T"), ("local-epochs", COUNT, 1, "E"), ("batch-size", COUNT, 10, "B"),
-        ("batches", ["all", "full", "fixed"], "all", "full: no smaller last, fixed: nor shuffled"),
-        ("lr", POSITIVE, 0.01, "η, of SGD"), ("momentum", number(float, "[0, 1)"), 0.0, "new in each round"),
-        ("weight-decay", number(float, "[0, inf)"), 0.0, "of SGD")],
-    "run": [
-        ("seed", FROM_ZERO, 0, "of everything random"),
-        ("trials", COUNT, 1, "seeds SEED, SEED+1, ...; prints mean ± std"),
-        ("device", device, "auto", "auto, cpu, cuda, cuda:1 ..."),
-        ("workers", FROM_ZERO, 0, "clients side by side, on CPU (0: one per core)"),
-        ("eval-every", COUNT, 1, "rounds between evaluations"),
-        ("checkpoint-every", FROM_ZERO, 10, "rounds between checkpoints (0: none)"),
-        ("resume", str, None, "the folder of a run to go on with"), ("out", str, "runs", "for run folders"),
-        ("plot-every", FROM_ZERO, 0, "rounds between pictures (0: at the end)"),
-        ("no-plots", bool, False, "no pictures"), ("no-graph", bool, False, "no CUDA graphs, to compare")]}
-NOT_SETTINGS = "data device workers no_graph trials out resume checkpoint_every plot_every no_plots".split()
+def make_parser(description):
+    """The flags that all scripts share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter, allow_abbrev=False)
+    parser.error = fail
 
-def make_parser(flags):
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-                                     description="Defaults where --dataset sets none:", allow_abbrev=False)
-    parser.error = bad
-    for name, rows in FLAGS.items():
-        group = parser.add_argument_group(name)
-        for flag, kind, default, text in rows:
-            how = "choices" if isinstance(kind, list) else "type"
-            how = {"action": "store_true"} if kind is bool else {how: kind}
-            group.add_argument(f"--{flag}", default=default, help=text, **how)
-    flags(parser.add_argument_group("method"))
+    group = parser.add_argument_group("data")
+    group.add_argument("--dataset", default="glyphs",
+                       help=f"glyphs (embedded), {', '.join(TORCHVISION)}, or a folder of images under --data")
+    group.add_argument("--data", default="./data", help="folder of image folders and downloads")
+    group.add_argument("--subset", type=float, default=1.0, help="share of all images to use, drawn at random")
+    group.add_argument("--image-size", type=int, help="height and width in pixels; else the data set's own")
+
+    group = parser.add_argument_group("federation")
+    group.add_argument("--clients", type=int,
+                       help="K, number of clients; with --partition domain it is one for each domain, if not given")
+    group.add_argument("--participation", type=float, default=1.0, help="ρ, share of the clients in a round")
+    group.add_argument("--partition", choices=[*PARTITIONS, "domain"], default="dirichlet",
+                       help="how the images are divided among clients")
+    group.add_argument("--beta", type=float, default=0.1, help="β of dirichlet; the smaller, the more skewed")
+    group.add_argument("--classes-per-client", type=int, default=2, help="classes of a client in pathological")
+    group.add_argument("--missing", type=int, default=1, help="classes that a client lacks in missing")
+    group.add_argument("--dominant-share", type=float, default=0.46,
+                       help="share of a client's images in its dominant class, in dominant")
+    group.add_argument("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N",
+                       help="number of clients of each domain, in domain")
+    group.add_argument("--domain-fraction", type=float,
+                       help="share of its domain's training images that a client has; else they are divided equally")
+    group.add_argument("--images-per-class", type=int,
+                       help="training images of each class that a client has, instead of a share")
+
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", choices=MODELS, default="cnn4", metavar="MODEL",
+                       help=f"an architecture or a group of them, dealt in turn: {', '.join(MODELS)}")
+    group.add_argument("--feature-dim", type=int, default=512, help="D, number of features, the size of a prototype")
+    group.add_argument("--small-stem", action="store_true",
+                       help="ResNets begin with a 3x3 convolution instead of 7x7 and max-pooling")
+
+    group = parser.add_argument_group("training")
+    group.add_argument("--rounds", type=int, default=1000, help="T, number of rounds")
+    group.add_argument("--local-epochs", type=int, default=1, help="E, a client's epochs in a round")
+    group.add_argument("--batch-size", type=int, default=10, help="B, images in a minibatch")
+    group.add_argument("--batches", choices=["all", "full", "fixed"], default="all",
+                       help="all: every image is used; full: a last, smaller batch is dropped; fixed: as full, and "
+                            "images are never shuffled")
+    group.add_argument("--lr", type=float, default=0.01, help="η, learning rate of SGD")
+    group.add_argument("--momentum", type=float, default=0.0,
+                       help="momentum of SGD; its buffer starts empty in each round")
+    group.add_argument("--weight-decay", type=float, default=0.0, help="weight decay of SGD")
+
+    group = parser.add_argument_group("run")
+    group.add_argument("--seed", type=int, default=0, help="seed of everything random")
+    group.add_argument("--trials", type=int, default=1, help="run this many seeds, from --seed on; print mean ± std")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, or cuda:1")
+    group.add_argument("--workers", type=int, default=0,
+                       help="clients that train side by side on a CPU; 0: one for each core")
+    group.add_argument("--eval-every", type=int, default=1, help="rounds from one evaluation to the next")
+    group.add_argument("--checkpoint-every", type=int, default=10,
+                       help="rounds from one checkpoint to the next; 0: none is kept")
+    group.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder; --rounds may be larger")
+    group.add_argument("--out", default="runs", help="folder of run folders")
+    group.add_argument("--name", default="", help="a word for the run folder's name and for titles")
+    group.add_argument("--no-plots", action="store_true", help="draw no pictures")
     return parser
 
-def parse(script, defaults, published, flags, settle, words):
-    """Command line -> args: what is typed, over the dataset's defaults, over the shared ones; settings: what
-    decides a run's numbers; published: the rows that have the same."""
-    def read(words, saved=None):
-        parser = make_parser(flags)
-        typed = parser.parse_args(words)
-        several = "domains" in defaults and len(domain_folders(Path(typed.data, typed.dataset))) > 1
-        preset = saved or defaults.get(typed.dataset) or defaults["domains" if several else "cifar10"]
-        parser.set_defaults(**preset)
-        args = parser.parse_args(words)
-        if args.partition == "domain" != preset["partition"]:
-            args.clients = typed.clients  # the default number is for the default partition
-        elif args.clients is None and args.partition != "domain":
-            args.clients = 20
-        settle(args)
-        args.settings = {k: v for k, v in vars(args).items() if k not in NOT_SETTINGS}
-        return args
 
-    args, held = read(words), None
-    if args.resume is not None:
-        try:
-            held = torch.load(Path(args.resume, "checkpoint.pt"), map_location=args.device, weights_only=True)
-            assert held["script"] == script
-        except Exception:  # absent, truncated, foreign
-            bad(f"--resume {args.resume}: no complete checkpoint.pt of {script}.py there")
-        args = read(words, held["settings"])
-        for k, v in held["settings"].items():
-            if args.settings.get(k) != v:
-                bad(f"--{k.replace('_', '-')} {args.settings.get(k)}: must be {v}, as in {args.resume}")
-        args.trials = 1
-    args.checkpoint, args.script = held, script
-    if args.device.startswith("cuda"):
-        torch.cuda.set_device(args.device)
-    args.workers = (args.workers or CORES) if args.device == "cpu" else 1
-    args.published = [(where, accuracy, "".join(unsure)) for line, where, accuracy, *unsure in published
-                      if table_row(read(line.split()).settings) == table_row(args.settings)]
+NOT_SETTINGS = ["script", "data", "device", "workers", "trials", "out", "name", "resume", "checkpoint_every",
+                "no_plots"]  # what does not decide a run's numbers
+
+
+def settings_of(args):
+    return {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
+
+
+def check_shared_flags(args):
+    """One line and exit status 2 for a value that cannot work."""
+    require(0 < args.subset <= 1, "--subset", args.subset, "must be in (0, 1]")
+    require(args.image_size is None or 16 <= args.image_size <= 1024, "--image-size", args.image_size,
+            "must be in [16, 1024]")
+    require(args.clients is None or args.clients >= 1, "--clients", args.clients, "must be at least 1")
+    require(args.clients or args.partition == "domain", "--partition", args.partition, "needs --clients, too")
+    require(0 < args.participation <= 1, "--participation", args.participation, "must be in (0, 1]")
+    require(0 < args.beta < math.inf, "--beta", args.beta, "must be above 0")
+    require(args.classes_per_client >= 1, "--classes-per-client", args.classes_per_client, "must be at least 1")
+    require(args.missing >= 0, "--missing", args.missing, "must be at least 0")
+    require(0 < args.dominant_share <= 1, "--dominant-share", args.dominant_share, "must be in (0, 1]")
+    for n in (args.domain_clients or {}).values():
+        require(n >= 1, "--domain-clients", n, "a domain needs at least 1 client")
+    require(not args.domain_clients or args.partition == "domain", "--domain-clients", args.domain_clients,
+            f"has no meaning with --partition {args.partition}")
+    require(args.domain_fraction is None or 0 < args.domain_fraction <= 1, "--domain-fraction",
+            args.domain_fraction, "must be in (0, 1]; for a number of images there is --images-per-class")
+    require(args.images_per_class is None or args.images_per_class >= 1, "--images-per-class",
+            args.images_per_class, "must be at least 1")
+    require(2 <= args.feature_dim <= 65536, "--feature-dim", args.feature_dim, "must be in [2, 65536]")
+    require(args.rounds >= 1, "--rounds", args.rounds, "must be at least 1")
+    require(args.local_epochs >= 1, "--local-epochs", args.local_epochs, "must be at least 1")
+    require(args.batch_size >= 1, "--batch-size", args.batch_size, "must be at least 1")
+    require(0 < args.lr < math.inf, "--lr", args.lr, "must be above 0")
+    require(0 <= args.momentum < 1, "--momentum", args.momentum, "must be in [0, 1)")
+    require(0 <= args.weight_decay < math.inf, "--weight-decay", args.weight_decay, "must be at least 0")
+    require(args.seed >= 0, "--seed", args.seed, "must be at least 0")
+    require(args.trials >= 1, "--trials", args.trials, "must be at least 1")
+    require(args.trials == 1 or not args.resume, "--trials", args.trials, "cannot be resumed, a single run can")
+    require(args.workers >= 0, "--workers", args.workers, "must be at least 0")
+    require(args.eval_every >= 1, "--eval-every", args.eval_every, "must be at least 1")
+    require(args.checkpoint_every >= 0, "--checkpoint-every", args.checkpoint_every, "must be at least 0")
+    require(re.fullmatch(r"[\w.-]*", args.name), "--name", args.name, "letters, digits, '.', '_' and '-' only")
+
+
+def choose_device(name):
+    """auto, cpu, cuda or cuda:N -> a device that works. A GPU may be there and yet be too old, full or taken."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    wanted = "cuda" if name == "auto" else name
+    try:
+        torch.ones(2, device=wanted).sum().item()
+        return wanted
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n")[0]
+    if name != "auto":
+        fail(f"--device {name}: cannot be used ({reason})")
+    print(f"the GPU cannot be used ({reason}): taking the CPU")
+    return "cpu"
+
+
+def parse(script, description, settings, add_flags, check, words=None):
+    """Command line -> args: what is typed, over the data set's settings, over the shared defaults."""
+    # The first pass only looks for these three, so that --help can show what the run would use.
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.error = fail
+    first.add_argument("--dataset", default="glyphs")
+    first.add_argument("--data", default="./data")
+    first.add_argument("--resume")
+    chosen, _ = first.parse_known_args(words)
+
+    saved = None
+    if chosen.resume:
+        saved = load_checkpoint(chosen.resume, script)
+        preset = dict(saved["settings"])
+    elif chosen.dataset in settings:
+        preset = dict(settings[chosen.dataset])
+    elif "domains" in settings and len(domain_folders(Path(chosen.data, chosen.dataset))) > 1:
+        preset = dict(settings["domains"])
+    else:
+        preset = dict(settings["default"])
+    # a typed --domain-fraction switches off the preset's images_per_class, and the other way round
+    typed = " ".join(sys.argv[1:] if words is None else words)
+    if "--domain-fraction" in typed:
+        preset["images_per_class"] = None
+    if "--images-per-class" in typed:
+        preset["domain_fraction"] = None
+
+    parser = make_parser(description.split("\n\n")[0])
+    add_flags(parser.add_argument_group("method"))
+    parser.set_defaults(script=script, **preset)
+    args = parser.parse_args(words)
+    check_shared_flags(args)
+    if check:
+        check(args)
+    if saved:
+        for name, value in settings_of(args).items():
+            before = saved["settings"].get(name)
+            if value != before and name != "rounds":
+                fail(f"--{name.replace('_', '-')} {value}: must be {before}, as in {args.resume}")
+        done = len(saved["rows"])
+        require(args.rounds >= done, "--rounds", args.rounds, f"{done} are done in {args.resume}")
+
+    args.device = choose_device(args.device)
+    if args.device != "cpu":
+        args.workers = 1
+    elif args.workers == 0:
+        args.workers = os.cpu_count()
     return args
 
-def launch(main, defaults, published, flags, settle=lambda args: None, words=None):
-    """Call main(args) once per trial. defaults: {dataset: {setting: value}}, "cifar10" for others, "domains"
-    for those with several; published: [(command line, table, accuracy[, what is open])]; flags(group) adds
-    the method's own; settle(args) fills defaults that depend on others."""
-    args = parse(Path(main.__code__.co_filename).stem, defaults, published, flags, settle, words)
-    torch.set_num_threads(1)  # clients are what runs side by side
+
+def run_script(script, description, main, settings, add_flags, check=None, words=None):
+    """Call main(args) once for each seed of --trials.
+
+    settings: {dataset: {flag: value}}, with "default" for data sets that are not named, and "domains" for image
+    folders with several domains; add_flags(group): adds the method's own flags; check(args): refuses their values."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # a terminal without Greek letters
+    args = parse(script, description, settings, add_flags, check, words)
+    torch.set_num_threads(1)  # clients are what runs side by side, see for_each_client
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
-        args.seed = args.settings["seed"] = seed
+        args.seed = seed
         results.append(main(args))
-    for key in results[0] if args.trials > 1 else ():
-        print(f"{key}: {mean_std([result[key] for result in results])} %, seeds {', '.join(map(str, seeds))}")
+    if args.trials > 1:
+        for name in results[0]:
+            print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")
     return results
+
 
 if __name__ == "__main__":
     compare(sys.argv[1:])

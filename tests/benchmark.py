@@ -10,7 +10,7 @@ first of every run, which warms up) and its ratio to the floor, the bare loop of
 cores: forward, cross-entropy, backward and update on the same models and batches, images already floats.
 """
 
-import argparse, csv, re, statistics, subprocess, sys, tempfile, time
+import argparse, csv, os, re, statistics, subprocess, sys, tempfile, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,9 +36,9 @@ def ours(script, words, rounds):
 
 def bare_loop(args, threads):
     """Seconds of one epoch of plain SGD steps over every client's data, with `threads` clients at a time."""
-    clients = common.make_clients(args)
+    clients = common.make_clients(common.load_dataset(args), args)
     for client in clients:
-        client.train = common.Samples(client.train.x.float().div(127.5).sub(1), client.train.y)
+        client.train = common.Images(client.train.x.float().div(127.5).sub(1), client.train.y)
 
     def epoch(client):
         torch.set_num_threads(1)
@@ -58,15 +58,16 @@ def bare_loop(args, threads):
 
 def write_for_htfllib(path, args):
     """Our clients' images and labels as HtFLlib reads them -> (number of clients, number of classes)."""
-    clients = common.make_clients(args)
+    data = common.load_dataset(args)
+    clients = common.make_clients(data, args)
     for split in ("train", "test"):
         folder = path / "dataset" / "Ours" / split
         folder.mkdir(parents=True, exist_ok=True)
         for client in clients:
             x, y = getattr(client, split)
-            data = {"x": x.float().div(127.5).sub(1).cpu().contiguous().numpy(), "y": y.cpu().numpy()}
-            np.savez_compressed(folder / f"{client.id}.npz", data=data)
-    return len(clients), args.classes
+            arrays = {"x": x.float().div(127.5).sub(1).cpu().contiguous().numpy(), "y": y.cpu().numpy()}
+            np.savez_compressed(folder / f"{client.id}.npz", data=arrays)
+    return len(clients), len(data.classes)
 
 def htfllib(path, algorithm, clients, classes, args, rounds):
     """Seconds of each round but the first, as HtFLlib prints them."""
@@ -92,14 +93,14 @@ def main():
     bench, words = parser.parse_known_args()
     if "--dataset" not in words:  # the papers' setting, not this dataset's defaults
         words = "--subset 1 --image-size 32 --model cnn4 --local-epochs 1 --momentum 0".split() + words
-    args, cores, cuda = conftest.arguments("fedproto", *words), common.CORES, torch.cuda.is_available()
+    args, cores, cuda = conftest.arguments("fedproto", *words), os.cpu_count(), torch.cuda.is_available()
     print(torch.cuda.get_device_name() if cuda else f"{cores} cores", f"torch {torch.__version__}", *words)
     rows, sizes = {}, write_for_htfllib(bench.htfllib, args) if bench.htfllib else ()
     for _ in range(bench.repetitions):
         for threads in {1} if cuda else {1, cores}:
             rows.setdefault(f"bare loop, {threads} at a time", []).append(bare_loop(args, threads))
         for script, algorithm in (("fedproto", "FedProto"), ("fedtgp", "FedTGP")):
-            for extra in ("--no-graph", "") if cuda else ("--workers 1", ""):
+            for extra in ("",) if cuda else ("--workers 1", ""):
                 seconds = ours(script, [*words, *extra.split()], bench.rounds)
                 rows.setdefault(f"{script}.py {extra}", []).extend(seconds)
             if bench.htfllib:

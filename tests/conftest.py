@@ -11,40 +11,69 @@ import common  # noqa: E402
 torch.set_num_threads(1)
 
 OWN = "--image-size 24 --model cnn4 --local-epochs 1 --subset 0.05 --clients 4 --rounds 2 --no-plots "
-ONE = "--image-size 24 --local-epochs 1 --subset 0.1 --domain-fraction 4 --batch-size 9 --rounds 2 --no-plots"
-SMALL = {"fedproto": OWN + "--momentum 0.9", "fedtgp": OWN + "--server-epochs 5", "fedsa": OWN,
-         "fedlsa": ONE + " --server-steps 20", "fedplcc": ONE + " --model resnet4 --weight-decay 1e-3",
-         "fedfm": ONE + " --model resnet4"}  # a small run of each
-OFF = {"fedproto": "--lam 0", "fedtgp": "--lam 0", "fedsa": "--lam-r 0 --lam-mcl 0 --lam-cc 0",
-       "fedlsa": "--lam 0", "fedplcc": "--lam-contra 0", "fedfm": "--lam 0 --validation 0"}  # its terms
+ONE = "--image-size 24 --local-epochs 1 --subset 0.1 --images-per-class 4 --batch-size 9 --rounds 2 --no-plots"
+SMALL = {  # a small run of each script
+    "fedproto": OWN + "--momentum 0.9",
+    "fedtgp": OWN + "--server-epochs 5",
+    "fedsa": OWN,
+    "fedlsa": ONE + " --server-steps 20",
+    "fedplcc": ONE + " --model resnet4 --weight-decay 1e-3",
+    "fedfm": ONE + " --model resnet4",
+}
+OFF = {  # without the terms that make the method
+    "fedproto": "--lam 0",
+    "fedtgp": "--lam 0",
+    "fedsa": "--lam-r 0 --lam-mcl 0 --lam-cc 0",
+    "fedlsa": "--lam 0",
+    "fedplcc": "--lam-contra 0 --lam-corr 0",
+    "fedfm": "--lam 0 --validation 0",
+}
 PERSONAL, GLOBAL = list(SMALL)[:3], list(SMALL)[3:]
 every_script = pytest.mark.parametrize("script", SMALL)
 
+
 def log(folder):
+    """A run's log.csv; a round that was not evaluated has no accuracies."""
     with open(folder / "log.csv", newline="") as file:
-        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+        return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
-def numbers(run):
-    """A run's log without the times, as text: nan equals nan."""
-    return str([{k: v for k, v in row.items() if k != "seconds"} for row in log(run.folder)])
 
-def method(script):
-    """What a script hands to common.launch and common.parse, after its main."""
-    module = __import__(script)
-    return module.DEFAULTS, module.PUBLISHED, module.flags, getattr(module, "settle", lambda args: None)
+def numbers(folder):
+    """A run's log without the times."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in log(folder)]
+
+
+def checkpoint(folder):
+    return torch.load(folder / "checkpoint.pt", weights_only=True)
+
 
 def arguments(script, *words):
-    return common.parse(script, *method(script), " ".join(map(str, words)).split())
+    """The args that a command line gives."""
+    module = __import__(script)
+    words = " ".join(map(str, words)).split()
+    return common.parse(script, module.__doc__, module.SETTINGS, module.add_flags, module.check, words)
+
+
+class Done:
+    """A finished run: its folder, the last common.Run, main's results and what was printed."""
+
 
 @pytest.fixture
 def run(tmp_path, capsys, monkeypatch):
-    """Run a script in this process with a command line -> its common.Run, with `results` and its `text`."""
+    """Run a script in this process, on the CPU, with a command line -> Done."""
     def go(script, *words):
-        ended, finish = [], common.Run.finish
-        words = f"--out {tmp_path / 'runs'} {' '.join(map(str, words))}".split()
+        runs, make, module = [], common.Run, __import__(script)
+
+        def recorded(*args, **more):
+            runs.append(make(*args, **more))
+            return runs[-1]
+        words = f"--device cpu --out {tmp_path / 'runs'} {' '.join(map(str, words))}".split()
+        done = Done()
         with monkeypatch.context() as patch:
-            patch.setattr(common.Run, "finish", lambda self: ended.append(self) or finish(self))
-            results = common.launch(__import__(script).main, *method(script), words)
-        ended[-1].results, ended[-1].text = results, capsys.readouterr().out
-        return ended[-1]
+            patch.setattr(module, "Run", recorded)
+            done.results = common.run_script(script, module.__doc__, module.main, module.SETTINGS, module.add_flags,
+                                             module.check, words)
+        done.folder, done.rows, done.modules = runs[-1].folder, runs[-1].rows, runs[-1].modules
+        done.text = capsys.readouterr().out
+        return done
     return go

@@ -1,6 +1,6 @@
 """Where data comes from: the embedded glyphs, image folders with their cache, torchvision's downloads."""
 
-import inspect
+import inspect, os
 from types import SimpleNamespace
 
 import pytest
@@ -10,25 +10,49 @@ from PIL import Image
 
 import common
 
+
 def load(folder, dataset, **other):
     usual = dict(data=str(folder), image_size=None, subset=1.0, seed=0)
     return common.load_dataset(SimpleNamespace(dataset=dataset, **{**usual, **other}))
+
 
 def picture(path, colour=(200, 10, 10), size=(32, 32), mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).convert(mode).save(path)
 
-def test_glyphs_are_always_the_same_and_balanced():
+
+# --- glyphs and subsets ---------------------------------------------------------------------------
+
+def test_glyphs_are_balanced_and_always_the_same():
+    """A class or domain with fewer images, a test image among the training images, images drawn twice."""
     data = common.glyphs()
     assert data.x.shape == (8000, 3, 32, 32) and data.x.dtype == torch.uint8
+    assert data.classes == list("0123456789") and len(data.domains) == 4
     for d in range(4):
-        for split, n in ((data.test, 50), (~data.test, 150)):
-            assert torch.bincount(data.y[(data.domain == d) & split]).tolist() == [n] * 10
-    assert torch.equal(data.x[2000:4000], common.render("thin", 2000)) and len(data.x.unique(dim=0)) == 8000
-    a, b, c = (load("", "glyphs", subset=0.1, seed=s) for s in (0, 0, 1))
-    assert len(a.y) == len(a.x) == len(a.test) == 800 and torch.equal(a.x, b.x) and not torch.equal(a.x, c.x)
+        for images, n in ((data.test, 50), (~data.test, 150)):
+            assert torch.bincount(data.y[(data.domain == d) & images]).tolist() == [n] * 10
+    assert torch.equal(data.x[2000:4000], common.draw_domain("thin", 2000))
+    assert len(data.x.unique(dim=0)) == 8000
+    assert load("", "glyphs", image_size=20).x.shape == (8000, 3, 20, 20)
+
+
+def test_a_subset_is_drawn_by_the_seed_and_keeps_an_image_with_its_class():
+    """The first images instead of random ones, one of the columns left as it was."""
+    whole, one, again, other = [load("", "glyphs", subset=share, seed=seed)
+                                for share, seed in ((1.0, 0), (0.1, 0), (0.1, 0), (0.1, 1))]
+    assert torch.equal(one.x, again.x) and not torch.equal(one.x, other.x)
+    place = {image.numpy().tobytes(): i for i, image in enumerate(whole.x)}
+    index = torch.tensor([place[image.numpy().tobytes()] for image in one.x])
+    assert len(index.unique()) == 800
+    for column in ("y", "domain", "test"):
+        assert torch.equal(getattr(one, column), getattr(whole, column)[index])
+    assert one.test.any() and len(one.domain.unique()) == 4 and len(one.y.unique()) == 10
+
+
+# --- image folders --------------------------------------------------------------------------------
 
 def test_a_folder_is_read_resized_and_converted(tmp_path):
+    """Names with spaces or signs, grey, palette and transparent images, a text file, a folder without images."""
     root = tmp_path / "mine"
     picture(root / "train" / "b" / "ü $x$.png", size=(50, 20))
     picture(root / "train" / "a" / "grey.png", mode="L")
@@ -43,7 +67,9 @@ def test_a_folder_is_read_resized_and_converted(tmp_path):
     assert len(data.x[0].unique()) == 1  # grey
     assert load(tmp_path, "mine", image_size=16).x.shape[2:] == (16, 16)
 
-def test_domains_with_and_without_split(tmp_path):
+
+def test_domains_with_and_without_train_and_test(tmp_path):
+    """Test images that change with the seed, a domain numbered as another, classes read as domains."""
     for n in range(40):
         picture(tmp_path / "set" / "photo" / "cat" / f"{n}.png")
         picture(tmp_path / "set" / "sketch" / ("train" if n < 30 else "test") / "dog" / f"{n}.png")
@@ -52,12 +78,36 @@ def test_domains_with_and_without_split(tmp_path):
     data = load(tmp_path, "set")
     assert data.domains == ["photo", "sketch"] and data.classes == ["cat", "dog"]
     assert torch.equal(data.y, data.domain) and data.test[data.y == 1].sum() == 10
-    assert torch.equal(data.test[:40], torch.arange(40) % 10 > 7)
+    assert torch.equal(data.test[:40], torch.arange(40) % 10 > 7)  # two of ten
     assert torch.equal(data.test, load(tmp_path, "set", seed=5).test)
     with pytest.raises(SystemExit, match="wanted: .*flat/<domain>"):
         load(tmp_path, "flat")
 
+
+def test_the_test_images_of_pacs(tmp_path):
+    """Another share than FedLSA's Table 3 fits, the same places in each domain, a draw by --seed, the last images of
+    each class, or other data sets split so, too."""
+    sizes = dict(art_painting=(2048, 615), cartoon=(2344, 704), photo=(1670, 501), sketch=(3929, 1179))
+    for domain, (n, held) in sizes.items():
+        chosen = torch.tensor(common.test_images("pacs", domain, n))
+        assert len(chosen) == n and chosen.sum() == held
+        for tenth in chosen.chunk(10):  # everywhere, and not at regular places
+            assert 0.2 < tenth.float().mean() < 0.4
+        assert len(set(chosen.nonzero().flatten().diff().tolist())) > 5
+    assert common.test_images("pacs", "photo", 99) != common.test_images("pacs", "sketch", 99)
+    assert sum(common.test_images("office", "photo", 100)) == 20
+
+    for domain in ("photo", "sketch"):
+        for n in range(21):
+            picture(tmp_path / "pacs" / domain / ("cat" if n < 10 else "dog") / f"{n}.png")
+    data = load(tmp_path, "pacs")
+    assert torch.equal(data.test, load(tmp_path, "pacs", seed=5).test)
+    assert data.test.tolist() == common.test_images("pacs", "photo", 21) + common.test_images("pacs", "sketch", 21)
+    assert data.test[data.domain == 0].sum() == data.test[data.domain == 1].sum() == 7
+
+
 def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
+    """Images of before, or a decoding in every run; a cache kept for each change."""
     one, two = tmp_path / "s" / "train" / "a" / "1.png", tmp_path / "s" / "test" / "b" / "2.png"
     changes = [lambda: picture(one), lambda: picture(two), lambda: picture(one, (0, 0, 0)), two.unlink,
                lambda: one.rename(two)]  # new, more, written over, fewer, moved
@@ -68,16 +118,30 @@ def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
         assert torch.equal(load(tmp_path, "s").x, data.x) and "decoding" not in capsys.readouterr().out
     assert data.test.all() and data.x.max() == 0 and len(list(tmp_path.glob("*.pt"))) == 1
 
+
+def test_a_folder_that_cannot_be_written_to_has_no_cache(tmp_path, monkeypatch, capsys):
+    """The folder of a course, read-only for its students: a traceback instead of a run."""
+    picture(tmp_path / "s" / "train" / "a" / "1.png")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    for _ in range(2):
+        assert len(load(tmp_path, "s").y) == 1 and "decoding" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*.pt"))
+
+
 @pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + bytes(30), b"GIF89a", "cut"])
 def test_an_undecodable_file_is_named_and_nothing_cached(content, tmp_path, run):
+    """A traceback that does not say which file, a grey image in its place, half a cache that is used next time."""
     one, two = tmp_path / "s" / "train" / "a" / "1.png", tmp_path / "s" / "train" / "a" / "2.png"
     picture(one, size=(99, 99))
     two.write_bytes(one.read_bytes()[:-40] if content == "cut" else content)
     with pytest.raises(SystemExit) as stop:
         run("fedsa", "--dataset s --data", tmp_path)
-    assert str(two) in stop.value.code and not (tmp_path / "runs").exists() and not [*tmp_path.glob("*.pt")]
+    assert str(two) in stop.value.code
+    assert not (tmp_path / "runs").exists() and not list(tmp_path.glob("*.pt"))
+
 
 def test_missing_data_says_where_and_what(tmp_path, run):
+    """A traceback for a student who has no data yet, or none to test on."""
     (tmp_path / "empty" / "train" / "a").mkdir(parents=True)
     for name in ("pacs", "empty"):
         with pytest.raises(SystemExit) as stop:
@@ -88,28 +152,43 @@ def test_missing_data_says_where_and_what(tmp_path, run):
     with pytest.raises(SystemExit, match="test images"):
         run("fedlsa", "--dataset s --partition iid --clients 2 --rounds 1 --data", tmp_path)
 
+
+# --- torchvision ----------------------------------------------------------------------------------
+
 @pytest.fixture
 def stand_in(monkeypatch, tmp_path):
-    """In the place of each of torchvision's sets one with ten images a split, asked in the same words."""
+    """In the place of each of torchvision's sets one with ten images a split, asked in the same words: tones
+    0, 20, ... in training, 10, 30, ... in test images."""
     (tmp_path / "torchvision").mkdir()
     for kind in common.TORCHVISION.values():
         def make(root, words=inspect.signature(getattr(torchvision.datasets, kind)), kind=kind, **asked):
             words.bind(root, **asked)
             assert asked["download"] and asked.get("split", "train") in ("train", "val", "test")
-            mode = "L" if "MNIST" in kind else "RGB"
-            return [(Image.new("RGB", (40, 30), (20 * n,) * 3).convert(mode), n) for n in range(10)]
+            held_out = asked.get("split") == "test" or asked.get("train") is False
+            mode = "L" if "MNIST" in kind or kind == "USPS" else "RGB"
+            tones = [20 * n + (10 if held_out else 0) for n in range(10)]
+            return [(Image.new("RGB", (40, 30), (tone,) * 3).convert(mode), n) for n, tone in enumerate(tones)]
         monkeypatch.setattr(torchvision.datasets, kind, make)
+
 
 @pytest.mark.parametrize("name", common.TORCHVISION)
 def test_torchvision_sets(name, stand_in, tmp_path):
+    """Words that torchvision does not know, a split left out, training images among the test images, a folder of
+    one's own that is not read."""
     data, splits = load(tmp_path, name), 3 if name == "flowers102" else 2
-    assert data.y.tolist() == [*range(10)] * splits and data.test.nonzero()[0] == 10 * splits - 10
-    assert data.x.shape[1:] == (3, *[common.SIZES.get(name, 32)] * 2) and data.x[7].unique().tolist() == [140]
+    assert data.y.tolist() == [*range(10)] * splits
+    assert data.test.nonzero().flatten().tolist() == [*range(10 * splits - 10, 10 * splits)]
+    assert data.x.shape[1:] == (3, *[common.PIXELS.get(name, 32)] * 2)
+    assert data.x[7].unique().tolist() == [140] and data.x[-3].unique().tolist() == [150]
+    assert data.domains == [name] and len(data.classes) == 10
     picture(tmp_path / name / "train" / "cat" / "1.png")  # a folder of that name goes before the download
     assert len(load(tmp_path, name).y) == 1
 
+
 def test_a_download_that_fails_is_explained(tmp_path, monkeypatch):
+    """A traceback of torchvision's where there is no internet; an empty folder left behind."""
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", "http://127.0.0.1:9/nothing.tar.gz")
     with pytest.raises(SystemExit) as stop:
         load(tmp_path, "cifar10")
     assert "download" in stop.value.code and str(tmp_path / "cifar10") in stop.value.code
+    assert not list(tmp_path.iterdir())

@@ -1,7 +1,10 @@
-"""Every numbered equation of the six papers a second time: slow loops in float64, written from the papers and
-not from the scripts, compared with the scripts' functions on random and on corner inputs."""
+"""The equations of the six papers a second time: slow loops over numbers, written from the papers and not from the
+scripts. The scripts' functions must give the same on random inputs and in corners: one class, one client, one image,
+nothing uploaded, equal vectors, zeros. A few cases are worked by hand, too.
 
-import copy, itertools, math
+Shapes: z (B, D) features, y (B,) their classes, p (C, D) prototypes or anchors, known (C,) which of them exist."""
+
+import itertools, math
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -11,345 +14,642 @@ import torch
 
 import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
 
-mean = lambda values: sum(values) / len(values) if len(values) else 0.0     # over nothing: 0
-dot = lambda a, b: sum(u * v for u, v in zip(a, b, strict=True))
-norm = lambda a: math.sqrt(dot(a, a))
-unit = lambda a: [v / norm(a) for v in a] if norm(a) else list(a)           # a zero vector stays 0
-cosine = lambda a, b: dot(unit(a), unit(b))
-squares = lambda a, b: sum((u - v) ** 2 for u, v in zip(a, b, strict=True))
-euclidean = lambda a, b: math.sqrt(squares(a, b))
-mse = lambda a, b: squares(a, b) / len(a)
-linear = lambda w, b, z: [dot(row, z) + v for row, v in zip(w, b, strict=True)]
-cross_entropy = lambda logits, c: -math.log(math.exp(logits[c]) / sum(math.exp(v) for v in logits))
-tensor = lambda x: torch.tensor(np.asarray(x, float), dtype=torch.float64)
+
+# --- numbers and vectors --------------------------------------------------------------------------
+
+def tensor(x):
+    return torch.tensor(np.asarray(x, float), dtype=torch.float64)
+
 
 def agree(got, want, rtol=1e-9, atol=1e-11):
     got, want = got.detach().numpy(), np.asarray(want)
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol, atol)
 
-# ---- losses; z (B, D) samples, y (B,) their classes, p or a (C, D) one vector a class
 
-# FedTGP Eq. 4 (FedProto's) and Eq. 11, FedSA Eq. 5, per sample
-distance_term = lambda z, y, p, known, phi: mean([phi(v, p[c]) for v, c in zip(z, y) if known[c]])
-# FedTGP Eq. 10 (Eq. 6 where the margin is 0), FedSA Eq. 7
-margin_term = lambda z, y, p, margin: mean([
-    cross_entropy([-euclidean(v, q) - margin * (k == c) for k, q in enumerate(p)], c) for v, c in zip(z, y)])
-# FedLSA Eqs. 7, 8
-compactness = lambda z, y, a, t: mean([cross_entropy([dot(r, v) / t for r in a], c) for v, c in zip(z, y)])
-# FedLSA Eq. 3, FedSA Eq. 8: classify the c-th vector as c
-calibration = lambda vectors, w, b: mean([cross_entropy(linear(w, b, a), c) for c, a in enumerate(vectors)])
-# FedLSA Eq. 4, τ inside the exponential
-separation = lambda a, tau: mean([
-    math.log(mean([math.exp(dot(u, a[j]) / tau) for j in range(len(a)) if j != i]) or 1)
-    for i, u in enumerate(a)])
-# FedFM Eq. 3, of normalised vectors
-directions = lambda v, a: squares(unit(v), unit(a))
-# FedPLCC Eq. 7 of all pairs, clamped below at 1e-6
-similarities = lambda z, g, alpha: [[max(cosine(v, u), 1e-6) ** alpha for u in g] for v in z]
+def mean(values):
+    return sum(values) / len(values) if len(values) else 0.0  # over nothing: 0
 
-def guiding(z, y, a, known, temperature):       # FedFM Section IV-C, one softmax over classes with an anchor
-    s = [{n: math.exp(cosine(a[n], v) / temperature) for n in range(len(a)) if known[n]} for v in z]
-    return mean([-math.log(e[c] / sum(e.values())) for e, c in zip(s, y) if known[c]])
 
-def contrast(s, y, classes, w, tau):            # FedPLCC Eq. 6
-    e = [[math.exp(v / tau) * weight for v, weight in zip(row, w)] for row in s]
-    own = [sum(v for v, k in zip(row, classes) if k == c) for row, c in zip(e, y)]
-    return mean([-math.log(part / sum(row)) for part, row in zip(own, e) if part])
+def dot(a, b):
+    return sum(u * v for u, v in zip(a, b, strict=True))
 
-def correlation(s, y, classes, w, phi):         # FedPLCC Eq. 8; φ is a decimal: ⌈0.07 · 100⌉ is 7
-    own = [sorted(-v * m for v, m, k in zip(row, w, classes) if k == c) for row, c in zip(s, y)]
-    return mean([sum(v[:math.ceil(Fraction(str(phi)) * len(v))]) for v in own if v])
 
-ALL = [1] * 99
-use = lambda f, *more: lambda z, y, p, known: f(z, y, p, *more)
-among = lambda f, *more: lambda z, y, p, known: f(z, y, p, known, *more)
-LOSSES = {                                      # name: the script's and the reference's (z, y, p, known)
-    "FedTGP Eq. 4": (fedproto.prototype_distance, among(distance_term, euclidean)),
-    "FedTGP Eq. 4, mse": (among(fedproto.prototype_distance, "mse"), among(distance_term, mse)),
-    "FedTGP Eq. 11": (fedtgp.prototype_distance, among(distance_term, euclidean)),
-    "FedTGP Eq. 6": (use(fedtgp.margin_contrastive, 0.0), use(margin_term, 0)),
-    "FedTGP Eq. 10": (use(fedtgp.margin_contrastive, tensor(1.7)), use(margin_term, 1.7)),
-    "FedSA Eq. 5": (use(fedsa.regularization), use(distance_term, ALL, euclidean)),
-    "FedSA Eq. 5, mse": (use(fedsa.regularization, "mse"), use(distance_term, ALL, mse)),
-    "FedSA Eq. 7": (use(fedsa.margin_contrastive, tensor(2.3)), use(margin_term, 2.3)),
-    "FedLSA Eq. 8": (use(fedlsa.compactness, 0.2), use(compactness, 0.2)),
-    "FedLSA l2": (use(fedlsa.compactness, 9, "l2"), use(distance_term, ALL, euclidean)),
-    "FedFM IV-C": (among(fedfm.contrastive_guiding, 0.1), among(guiding, 0.1)),
-    "FedFM Eq. 3": (fedfm.squared_distance, among(distance_term, directions)),
+def unit(a):
+    norm = math.sqrt(dot(a, a))
+    return [v / norm for v in a] if norm else list(a)  # a zero vector stays 0
+
+
+def cosine(a, b):
+    return dot(unit(a), unit(b))
+
+
+def squares(a, b):
+    return sum((u - v) ** 2 for u, v in zip(a, b, strict=True))
+
+
+def euclidean(a, b):
+    return math.sqrt(squares(a, b))
+
+
+def mse(a, b):
+    return squares(a, b) / len(a)
+
+
+def linear(w, b, z):
+    return [dot(row, z) + v for row, v in zip(w, b, strict=True)]
+
+
+def cross_entropy(logits, c):
+    return -math.log(math.exp(logits[c]) / sum(math.exp(v) for v in logits))
+
+
+# --- losses of features: reference(z, y, p, known) ------------------------------------------------
+
+def distance_term(z, y, p, known, phi):
+    """FedTGP Eq. 4 (FedProto's) and Eq. 11, FedSA Eq. 5, each sample's."""
+    return mean([phi(v, p[c]) for v, c in zip(z, y) if known[c]])
+
+
+def margin_term(z, y, p, margin):
+    """FedTGP Eq. 10 (Eq. 6 where the margin is 0), FedSA Eq. 7."""
+    losses = []
+    for v, c in zip(z, y):
+        logits = [-(euclidean(v, q) + (margin if k == c else 0)) for k, q in enumerate(p)]
+        losses.append(cross_entropy(logits, c))
+    return mean(losses)
+
+
+def compactness(z, y, a, tau):
+    """FedLSA Eqs. 7, 8."""
+    return mean([cross_entropy([dot(r, v) / tau for r in a], c) for v, c in zip(z, y)])
+
+
+def guiding(z, y, a, known, temperature):
+    """FedFM Section IV-C, with one softmax, over the classes that have an anchor."""
+    losses = []
+    for v, c in zip(z, y):
+        if known[c]:
+            s = [math.exp(cosine(a[n], v) / temperature) if known[n] else 0 for n in range(len(a))]
+            losses.append(-math.log(s[c] / sum(s)))
+    return mean(losses)
+
+
+def of_directions(v, a):
+    """FedFM Eq. 3 of normalised vectors."""
+    return squares(unit(v), unit(a))
+
+
+def calibration(vectors, w, b):
+    """FedLSA Eq. 3, FedSA Eq. 8: classify the c-th vector as c."""
+    return mean([cross_entropy(linear(w, b, a), c) for c, a in enumerate(vectors)])
+
+
+def separation(a, tau):
+    """FedLSA Eq. 4, with τ inside the exponential."""
+    terms = []
+    for i, u in enumerate(a):
+        others = [math.exp(dot(u, a[j]) / tau) for j in range(len(a)) if j != i]
+        terms.append(math.log(mean(others)) if others else 0.0)
+    return mean(terms)
+
+
+LOSSES = {  # name: the script's function, the reference
+    "FedTGP Eq. 4": (
+        lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known),
+        lambda z, y, p, known: distance_term(z, y, p, known, euclidean)),
+    "FedTGP Eq. 4, mse": (
+        lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known, "mse"),
+        lambda z, y, p, known: distance_term(z, y, p, known, mse)),
+    "FedTGP Eq. 11": (
+        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, known),
+        lambda z, y, p, known: distance_term(z, y, p, known, euclidean)),
+    "FedTGP Eq. 11, mse": (
+        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, known, "mse"),
+        lambda z, y, p, known: distance_term(z, y, p, known, mse)),
+    "FedTGP Eq. 6": (
+        lambda z, y, p, known: fedtgp.margin_contrastive(z, y, p, 0.0),
+        lambda z, y, p, known: margin_term(z, y, p, 0.0)),
+    "FedTGP Eq. 10": (
+        lambda z, y, p, known: fedtgp.margin_contrastive(z, y, p, tensor(1.7)),
+        lambda z, y, p, known: margin_term(z, y, p, 1.7)),
+    "FedSA Eq. 5": (
+        lambda z, y, p, known: fedsa.regularization(z, y, p),
+        lambda z, y, p, known: distance_term(z, y, p, known | True, euclidean)),
+    "FedSA Eq. 5, mse": (
+        lambda z, y, p, known: fedsa.regularization(z, y, p, "mse"),
+        lambda z, y, p, known: distance_term(z, y, p, known | True, mse)),
+    "FedSA Eq. 7": (
+        lambda z, y, p, known: fedsa.margin_contrastive(z, y, p, tensor(2.3)),
+        lambda z, y, p, known: margin_term(z, y, p, 2.3)),
+    "FedLSA Eq. 8": (
+        lambda z, y, p, known: fedlsa.compactness(z, y, p, 0.2),
+        lambda z, y, p, known: compactness(z, y, p, 0.2)),
+    "FedLSA, L2 norm": (
+        lambda z, y, p, known: fedlsa.compactness(z, y, p, 0.2, "l2"),
+        lambda z, y, p, known: distance_term(z, y, p, known | True, euclidean)),
+    "FedFM IV-C": (
+        lambda z, y, p, known: fedfm.contrastive_guiding(z, y, p, known, 0.1),
+        lambda z, y, p, known: guiding(z, y, p, known, 0.1)),
+    "FedFM Eq. 3": (
+        lambda z, y, p, known: fedfm.squared_distance(z, y, p, known),
+        lambda z, y, p, known: distance_term(z, y, p, known, of_directions)),
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
+
 
 @every_loss
 @pytest.mark.parametrize("B, C, D", [(7, 4, 5), (1, 4, 3), (6, 1, 3), (5, 3, 1), (20, 9, 9)])
 def test_losses(name, B, C, D):
-    (ours, reference), rng = LOSSES[name], np.random.default_rng(B)
+    """Another formula, a sum for a mean, a margin on the wrong classes or with the wrong sign, a class without a
+    prototype that takes part; gradients that are cut off."""
+    ours, reference = LOSSES[name]
+    rng = np.random.default_rng(B)
     z, y, p = rng.normal(size=(B, D)), rng.integers(C, size=B), rng.normal(size=(C, D))
     for known in (np.ones(C, bool), np.arange(C) % 2 == 1, np.zeros(C, bool)):
-        loss = lambda z: ours(z, torch.tensor(y), tensor(p), torch.tensor(known))
+        def loss(z):
+            return ours(z, torch.tensor(y), tensor(p), torch.tensor(known))
         agree(loss(tensor(z)), reference(z, y, p, known))
-        assert B == 20 or torch.autograd.gradcheck(loss, tensor(z).requires_grad_())
+        if B < 20:
+            assert torch.autograd.gradcheck(loss, tensor(z).requires_grad_())
+
 
 @every_loss
 def test_losses_where_vectors_are_equal_or_zero(name):
-    """A distance of 0 and the direction of 0 (a ReLU gives such features) have no derivative: no nan."""
-    (ours, reference), rng, y = LOSSES[name], np.random.default_rng(7), np.arange(6) % 3
+    """A distance of 0 and the direction of 0 (a ReLU gives such features) have no derivative: nan in a gradient."""
+    ours, reference = LOSSES[name]
+    rng, y = np.random.default_rng(7), np.arange(6) % 3
     z, p = rng.normal(size=(6, 4)), rng.normal(size=(3, 4))
-    same, holed = p[[0, 0, 0]], p * [[1], [0], [1]]
-    for z, p in ((z, same), (p[y], p), (same[y], same), (z * 0, p), (z, holed), (z * 0, p * 0)):
-        leaf, known = tensor(z).requires_grad_(), torch.ones(3, dtype=torch.bool)
-        loss = ours(leaf, torch.tensor(y), tensor(p), known)
+    all_equal, one_zero = p[[0, 0, 0]], p * [[1], [0], [1]]
+    cases = [(z, all_equal), (p[y], p), (all_equal[y], all_equal), (z * 0, p), (z, one_zero), (z * 0, p * 0)]
+    for z, p in cases:
+        features = tensor(z).requires_grad_()
+        loss = ours(features, torch.tensor(y), tensor(p), torch.ones(3, dtype=torch.bool))
         loss.backward()
-        agree(loss, reference(z, y, p, known))
-        assert leaf.grad.isfinite().all()
+        agree(loss, reference(z, y, p, np.ones(3, bool)))
+        assert features.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["FedTGP Eq. 4", "FedTGP Eq. 11", "FedFM IV-C", "FedFM Eq. 3"])
+def test_the_row_of_an_absent_class_does_not_matter(name):
+    """What stands there enters a mean or a softmax."""
+    ours, _ = LOSSES[name]
+    z, y, known = torch.randn(6, 4), torch.arange(6) % 3, torch.tensor([True, False, True])
+    p = torch.randn(3, 4)
+    losses = []
+    for value in (0, 1e6):
+        p[1] = value
+        losses.append(ours(z, y, p, known).item())
+    assert losses[0] == losses[1]
+
 
 @pytest.mark.parametrize("C, D", [(4, 5), (1, 3), (10, 2), (2, 1)])
 def test_losses_of_anchors(C, D):
+    """Another classifier's part (bias), the sum over j with i in it, τ outside the exponential."""
     torch.manual_seed(C)
-    a, phi = np.random.default_rng(C).normal(size=(C, D)), torch.nn.Linear(D, C).double()
+    a, classifier = np.random.default_rng(C).normal(size=(C, D)), torch.nn.Linear(D, C).double()
     for x in (a, a[[0] * C], a * 0):
-        want = calibration(x, phi.weight.tolist(), phi.bias.tolist())
-        agree(fedsa.classifier_calibration(phi, tensor(x)), want)                               # FedSA Eq. 8
-        agree(fedlsa.anchor_classification(tensor(x), phi.weight, phi.bias), want)              # FedLSA Eq. 3
+        want = calibration(x, classifier.weight.tolist(), classifier.bias.tolist())
+        agree(fedsa.classifier_calibration(classifier, tensor(x)), want)                               # FedSA Eq. 8
+        agree(fedlsa.anchor_classification(tensor(x), classifier.weight, classifier.bias), want)       # FedLSA Eq. 3
         for tau in (0.1, 1.0):
-            agree(fedlsa.anchor_separation(tensor(x), tau), separation(x, tau))                 # FedLSA Eq. 4
+            agree(fedlsa.anchor_separation(tensor(x), tau), separation(x, tau))                        # FedLSA Eq. 4
+
+
+def test_anchors_are_kept_apart_at_a_tiny_temperature():
+    """exp(1 / 0.001) is more than a float holds."""
+    anchors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert fedlsa.anchor_separation(anchors[:2], 0.001).item() == pytest.approx(1000)
+    assert fedlsa.anchor_separation(anchors, 0.001).isfinite()
+
+
+# --- FedPLCC's losses over G prototypes, several of a class ---------------------------------------
+
+def similarities(z, vectors, alpha):
+    """FedPLCC Eq. 7 of all pairs (B, G), clamped below at 1e-6."""
+    return [[max(cosine(v, u), 1e-6) ** alpha for u in vectors] for v in z]
+
+
+def contrast(s, y, classes, weights, tau):
+    """FedPLCC Eq. 6."""
+    losses = []
+    for row, c in zip(s, y):
+        terms = [math.exp(v / tau) * w for v, w in zip(row, weights)]
+        own = sum(term for term, k in zip(terms, classes) if k == c)
+        if own:
+            losses.append(-math.log(own / sum(terms)))
+    return mean(losses)
+
+
+def correlation(s, y, classes, weights, phi):
+    """FedPLCC Eq. 8. φ is a decimal: ⌈0.07 · 100⌉ is 7."""
+    losses = []
+    for row, c in zip(s, y):
+        own = sorted([v * w for v, w, k in zip(row, weights, classes) if k == c], reverse=True)
+        if own:
+            losses.append(-sum(own[:math.ceil(Fraction(str(phi)) * len(own))]))
+    return mean(losses)
+
 
 @pytest.mark.parametrize("B, C, G, D", [(7, 5, 9, 4), (1, 3, 1, 3), (4, 4, 30, 6), (2, 1, 100, 2)])
 @pytest.mark.parametrize("alpha, tau, phi", [(0.5, 0.07, 0.5), (0.25, 1.0, 1.0), (1.0, 0.3, 0.07)])
 def test_fedplcc_losses(B, C, G, D, alpha, tau, phi):
+    """Weights left out of one of the sums, other classes' prototypes in it, one too many or too few ranked, samples
+    of a class without a prototype in the mean, an infinite slope at a cosine of 0."""
     rng = np.random.default_rng(G)
-    z, g = rng.normal(size=(B, D)), rng.normal(size=(G, D))
-    y, k = rng.integers(C, size=B), rng.integers(C, size=G)
-    z[0] *= rng.integers(2)                     # cosines below 0 and, for a zero vector, of 0 are clamped
-    s = similarities(z, g, alpha)
-    agree(fedplcc.similarity(tensor(z), tensor(g), alpha), s)                                   # Eq. 7
-    for w in (rng.random(G) + 0.1, np.ones(G)):
-        for labels in (y, y * 0 + C):           # nobody has sent a prototype of class C
-            known = torch.tensor(labels), torch.tensor(k), tensor(w)
-            agree(fedplcc.contrast(tensor(s), *known, tau), contrast(s, labels, k, w, tau))     # Eq. 6
-            agree(fedplcc.correlation(tensor(s), *known, phi), correlation(s, labels, k, w, phi))    # Eq. 8
-    fedplcc.similarity(zero := tensor(z * 0).requires_grad_(), tensor(g), alpha).sum().backward()
+    z, vectors = rng.normal(size=(B, D)), rng.normal(size=(G, D))
+    z[0] *= rng.integers(2)  # cosines are below 0 and, for a zero vector, 0
+    y, classes = rng.integers(C, size=B), rng.integers(C, size=G)
+    s = similarities(z, vectors, alpha)
+    agree(fedplcc.similarity(tensor(z), tensor(vectors), alpha), s)                                    # Eq. 7
+    for weights in (rng.random(G) + 0.1, np.ones(G)):
+        for labels in (y, np.full(B, C)):  # nobody has sent a prototype of class C
+            given = tensor(s), torch.tensor(labels), torch.tensor(classes), tensor(weights)
+            agree(fedplcc.contrast(*given, tau), contrast(s, labels, classes, weights, tau))           # Eq. 6
+            agree(fedplcc.correlation(*given, phi), correlation(s, labels, classes, weights, phi))     # Eq. 8
+    zero = tensor(z * 0).requires_grad_()
+    fedplcc.similarity(zero, tensor(vectors), alpha).sum().backward()
     assert zero.grad.isfinite().all()
 
-# ---- means and margins
-federations = pytest.mark.parametrize("K, C, D", [(5, 6, 4), (1, 5, 3), (8, 2, 2), (3, 1, 3), (20, 10, 8)])
 
-def uploads_of(K, C, D):                      # with a class of nobody; rows of absent classes must not count
+# --- class means, distances, means over clients, margins ------------------------------------------
+
+def test_class_means():
+    """FedTGP Eq. 2, FedFM Eq. 8: a sum for a mean, a class left out, the model in train mode."""
+    net = common.Net(torch.nn.Flatten(), torch.nn.Identity(), 1, 5, mean=(0.0,), std=(1 / 255,))
+    net.train()
+    images = common.Images(torch.tensor([1, 2, 6, 50]).byte().view(4, 1, 1, 1), torch.tensor([0, 2, 2, 3]))
+    means, counts = common.class_means(net, images)
+    agree(means, [[1.0], [0.0], [4.0], [50.0], [0.0]], 1e-6)
+    assert counts.tolist() == [1, 0, 2, 1, 0] and counts.dtype == torch.long
+    assert not net.training
+
+
+def test_the_nearest_prototype():
+    """The zeros of an unknown class predicted, though nobody has it."""
+    prototypes, known = torch.tensor([[1.0], [0.0], [4.0], [50.0]]), torch.tensor([True, False, True, True])
+    z = torch.tensor([[0.0], [2.0], [3.0], [26.0], [28.0]])
+    assert common.nearest_prototype(z, prototypes, known).tolist() == [0, 0, 2, 2, 3]
+    assert common.nearest_prototype(z, prototypes).tolist() == [1, 0, 2, 2, 3]
+
+
+def test_distances_far_from_the_origin():
+    """|a|² + |b|² - 2ab in float32 rounds the distances of long vectors that are close together to nothing."""
+    far = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * 0.1 + 1000
+    assert common.nearest_prototype(far + 0.001, far).tolist() == list(range(40))
+    away = common.distances(tensor([[3, 4]]), tensor([[0, 0], [3, 4 + 1e-9]]))
+    assert away[0].tolist() == pytest.approx([5, 1e-9])
+
+
+FEDERATIONS = [(5, 6, 4), (1, 5, 3), (8, 2, 2), (3, 1, 3), (20, 10, 8)]  # K clients, C classes, D features
+
+
+def uploads_of(K, C, D):
+    """Uploads (K, C, D), counts (K, C), each class's owners. Nobody has class C // 2. What stands in the row of a
+    class that a client lacks must not matter."""
     rng = np.random.default_rng(K)
-    n = rng.integers(1, 40, size=(K, C)) * (rng.random((K, C)) < 0.6) * (np.arange(C) != C // 2)
-    return rng.normal(size=(K, C, D)), n, [[i for i in range(K) if n[i, c]] for c in range(C)]
+    counts = rng.integers(1, 40, size=(K, C)) * (rng.random((K, C)) < 0.6) * (np.arange(C) != C // 2)
+    uploads = rng.normal(size=(K, C, D))
+    uploads[counts == 0] = 1e6
+    return uploads, counts, [[i for i in range(K) if counts[i, c]] for c in range(C)]
 
-@federations
-def test_means(K, C, D):
-    u, n, owners = uploads_of(K, C, D)
-    rng, seen, nothing = np.random.default_rng(K + 70), n.sum(0) > 0, np.zeros(D)
-    old, had = rng.normal(size=(C, D)), rng.random(C) < 0.5
-    weighted = [sum(n[i, c] * u[i, c] for i in o) / sum(n[i, c] for i in o) if o else nothing
-                for c, o in enumerate(owners)]
-    for module in (fedproto, fedsa):                                               # FedTGP Eq. 3, FedSA Eq. 3
-        p, has = module.weighted_mean(tensor(u), tensor(n))
-        agree(p, weighted)
-        assert has.tolist() == seen.tolist()
-    for alpha in (0.9999, 0.5, 0.0, 1.0):                                           # FedSA Eq. 10
-        agree(fedsa.ema(tensor(old), tensor(u[0]), torch.tensor(had), alpha),
-              [alpha * a + (1 - alpha) * m if h else a for a, m, h in zip(old, u[0], had)])
-    # FedFM Eq. 9; uniform (Section VII-D): who lacks a class counts with its previous anchor, if there is one
-    filled = [mean([u[i, c] if i in o else old[c] for i in range(K) if i in o or had[c]])
-              for c, o in enumerate(owners)]
-    for how, want in dict(weighted=weighted, uniform=filled).items():
-        a, known = fedfm.aggregate_anchors(tensor(u), tensor(n), tensor(old), torch.tensor(had), how)
-        agree(a, [want[c] if o else old[c] for c, o in enumerate(owners)])
+
+@pytest.mark.parametrize("K, C, D", FEDERATIONS)
+def test_means_over_clients(K, C, D):
+    """Counts left out or those of another class, lacking clients counted, a class of nobody moved or forgotten."""
+    uploads, counts, owners = uploads_of(K, C, D)
+    rng = np.random.default_rng(K + 70)
+    old, had, seen = rng.normal(size=(C, D)), rng.random(C) < 0.5, counts.sum(0) > 0
+    weighted, plain, filled = np.zeros((3, C, D))
+    for c in range(C):
+        if owners[c]:
+            weighted[c] = sum(counts[i, c] * uploads[i, c] for i in owners[c]) / sum(counts[i, c] for i in owners[c])
+            plain[c] = mean([uploads[i, c] for i in owners[c]])
+        # who lacks the class counts with its previous anchor, if there is one
+        filled[c] = mean([uploads[i, c] if i in owners[c] else old[c] for i in range(K) if i in owners[c] or had[c]])
+
+    sent = tensor(uploads), torch.tensor(counts)
+    for result, want in ((fedproto.weighted_mean(*sent), weighted),                                # FedTGP Eq. 3
+                         (fedproto.weighted_mean(*sent, "uniform"), plain),
+                         (fedsa.weighted_mean(*sent), weighted)):                                  # FedSA Eq. 3
+        agree(result[0], want)
+        assert result[1].tolist() == seen.tolist()
+    for alpha in (0.9999, 0.5, 0.0, 1.0):                                                          # FedSA Eq. 10
+        want = [alpha * a + (1 - alpha) * m if s else a for a, m, s in zip(old, weighted, seen)]
+        agree(fedsa.ema(tensor(old), tensor(weighted), torch.tensor(seen), alpha), want)
+    for how, want in dict(weighted=weighted, uniform=filled).items():                              # FedFM Eq. 9, VII-D
+        anchors, known = fedfm.aggregate_anchors(*sent, tensor(old), torch.tensor(had), how)
+        agree(anchors, [want[c] if owners[c] else old[c] for c in range(C)])
         assert known.tolist() == (had | seen).tolist()
 
-@federations
+
+def average_margin(points):
+    """FedSA Eq. 6."""
+    N = len(points)
+    return sum(euclidean(a, b) for a, b in itertools.permutations(points, 2)) / (N - 1) ** 2 if N > 1 else 0.0
+
+
+def nearest_margins(points):
+    return [min(euclidean(a, b) for j, b in enumerate(points) if j != i) for i, a in enumerate(points)]
+
+
+@pytest.mark.parametrize("K, C, D", FEDERATIONS)
 @pytest.mark.parametrize("tau", [0.5, 100.0])
 def test_margins(K, C, D, tau):
-    u, n, owners = uploads_of(K, C, D)
-    q = [mean([u[i, c] for i in o]) for c, o in enumerate(owners) if o]
-    gaps = [[euclidean(a, b) for j, b in enumerate(q) if j != i] or [0] for i, a in enumerate(q)] or [[0]]
-    largest = dict(pairwise=max(map(max, gaps)), nearest=max(map(min, gaps)), fixed=tau, none=0)
-    for rule, want in largest.items():          # FedTGP Eq. 9; nearest: its published code; in float32
-        args = SimpleNamespace(margin=rule, tau=tau)
-        margin = fedtgp.adaptive_margin(tensor(u).float(), torch.tensor(n > 0), args)
-        agree(margin, min(want, tau), 1e-5, 1e-6)
-    for p, owns in zip(u, n > 0):               # FedSA Eq. 6, each client's
-        pairs = [euclidean(a, b) for a, b in itertools.permutations(p[owns], 2)]
-        want = sum(pairs) / (owns.sum() - 1) ** 2 if pairs else 0.0
-        agree(fedsa.average_margin(tensor(p)[torch.tensor(owns)]), want)
+    """Centres by counts or with clients that lack the class, a mean for a maximum, a distance to itself, no limit."""
+    uploads, counts, owners = uploads_of(K, C, D)
+    centres = [mean([uploads[i, c] for i in owners[c]]) for c in range(C) if owners[c]]
+    pairwise = nearest = 0.0
+    if len(centres) > 1:
+        pairwise = max(euclidean(a, b) for a, b in itertools.combinations(centres, 2))
+        nearest = max(nearest_margins(centres))
+    rules = dict(pairwise=min(pairwise, tau), nearest=min(nearest, tau), fixed=tau, none=0.0)      # FedTGP Eq. 9
+    for rule, want in rules.items():
+        agree(fedtgp.adaptive_margin(tensor(uploads), torch.tensor(counts > 0), rule, tau), want)
 
-# ---- FINCH
-def groups_of(x):                               # one pass: i and its first neighbour κ(i) belong together
-    root = list(range(len(x)))
-    find = lambda i: i if root[i] == i else find(root[i])
+    for rows, count in zip(uploads, counts):                                                       # FedSA Eq. 6
+        points = rows[count > 0]
+        agree(fedsa.average_margin(tensor(points)), average_margin(points))
+        want = mean(nearest_margins(points)) if len(points) > 1 else 0.0
+        agree(fedsa.average_margin(tensor(points), "nearest"), want)
+
+
+# --- FINCH ----------------------------------------------------------------------------------------
+
+def groups_of(x):
+    """One pass: i and its first neighbour κ(i) belong together."""
+    group = list(range(len(x)))
     for i in range(len(x)):
-        root[find(i)] = find(max((j for j in range(len(x)) if j != i), key=lambda j: cosine(x[i], x[j])))
-    return [[i for i in range(len(x)) if find(i) == r] for r in range(len(x)) if find(r) == r]
+        others = [j for j in range(len(x)) if j != i]
+        if others:
+            nearest = max(others, key=lambda j: cosine(x[i], x[j]))
+            pair = group[i], group[nearest]
+            group = [min(pair) if g in pair else g for g in group]
+    return [[i for i in range(len(x)) if group[i] == g] for g in sorted(set(group))]
 
-def finch(x, w, level="last"):                  # FINCH*: weighted means, until one cluster would remain
-    x, w, first = [list(v) for v in x], list(w), True
+
+def finch(x, w, level="last"):
+    """FINCH*: weighted means of groups, and again, until one cluster would remain. The very first pass counts."""
+    x, w, first = list(x), list(w), True
     while len(x) > 1 and (first or level == "last"):
         groups = groups_of(x)
-        if len(groups) == 1 and not first:      # the partition before is the last; the very first counts
+        if len(groups) == 1 and not first:
             break
-        x = [[sum(w[i] * v for i, v in zip(g, of)) / sum(w[i] for i in g) for of in zip(*(x[i] for i in g))]
-             for g in groups]
-        w, first = [sum(w[i] for i in g) for g in groups], False
+        x = [sum(w[i] * x[i] for i in g) / sum(w[i] for i in g) for g in groups]
+        w = [sum(w[i] for i in g) for g in groups]
+        first = False
     return x, w
 
-def table(*columns):                            # parallel columns as sorted rows: clusters come in any order
-    return tensor(sorted(np.concatenate([*map(np.ravel, row)]).tolist() for row in zip(*columns)))
+
+def in_order(*columns):
+    """Parallel columns as sorted rows: clusters may come in any order."""
+    rows = [np.concatenate([np.ravel(value) for value in row]).tolist() for row in zip(*columns, strict=True)]
+    return tensor(sorted(rows))
+
 
 @pytest.mark.parametrize("n", [1, 2, 3, 6, 30])
 @pytest.mark.parametrize("seed, D", [(0, 2), (2, 16)])
-def test_finch(seed, D, n):                     # FedPLCC Eqs. 9, 10
+def test_finch(seed, D, n):
+    """FedPLCC Eqs. 9, 10: links followed one way only, unweighted centres, weights not summed, a pass too many or
+    too few."""
     rng = np.random.default_rng(1000 * seed + n)
     drawn = rng.normal(size=(n, D))
-    for x in (drawn, np.maximum(drawn, 0) + rng.random((n, D)) * 0.1):          # the second as after a ReLU
+    as_after_relu = np.maximum(drawn, 0) + rng.random((n, D)) * 0.1
+    for x in (drawn, as_after_relu):
         if n > 1:
             label = fedplcc.first_neighbour_clusters(tensor(x)).tolist()
-            assert sorted(groups_of(x)) == sorted([i for i in range(n) if label[i] == m] for m in set(label))
-        for w, level in itertools.product((np.ones(n), rng.integers(1, 50, size=n)), ("last", "first")):
-            agree(table(*fedplcc.finch(tensor(x), tensor(w), level)), table(*finch(x, w, level)))
+            clusters = [[i for i in range(n) if label[i] == m] for m in range(max(label) + 1)]
+            assert sorted(clusters) == sorted(groups_of(x))
+        for w in (np.ones(n), rng.integers(1, 50, size=n)):
+            for level in ("last", "first"):
+                agree(in_order(*fedplcc.finch(tensor(x), tensor(w), level)), in_order(*finch(x, w, level)))
+
+
+def test_finch_by_hand():
+    """Directions of 0, 1, 20, 22, 90, 93 degrees: each has the other of its pair as neighbour. The centres of the
+    first two pairs have each other as neighbours, the third's is the second: the next pass merges all."""
+    degrees, w = tensor([0, 1, 20, 22, 90, 93]), tensor([1, 1, 3, 1, 1, 1])
+    x = torch.stack([degrees.deg2rad().cos(), degrees.deg2rad().sin()], 1)
+    assert fedplcc.first_neighbour_clusters(x).tolist() == [0, 0, 1, 1, 2, 2]
+    for level in ("last", "first"):
+        centres, sizes = fedplcc.finch(x, w, level)
+        assert sizes.tolist() == [2, 4, 2]
+        assert torch.allclose(centres[1], (3 * x[2] + x[3]) / 4)
+
+    # if the first pass already merges all, that is the result, with the centre of all
+    centres, sizes = fedplcc.finch(x[:3], w[:3])
+    assert sizes.tolist() == [5] and torch.allclose(centres[0], (x[0] + x[1] + 3 * x[2]) / 5)
+    assert [len(fedplcc.finch(x[:n], w[:n])[0]) for n in (1, 2, 3, 4)] == [1, 1, 1, 2]
+
+    both_sides = torch.cat([x, -7 * x])
+    for level, clusters in (("first", 6), ("last", 2)):
+        assert len(fedplcc.finch(both_sides, torch.cat([w, w]), level)[0]) == clusters
+    for ties in (x * 0, x[[0] * 6]):  # whatever the clusters are, they add up
+        centres, sizes = fedplcc.finch(ties, w)
+        assert torch.allclose(sizes @ centres, w @ ties)
+
 
 @pytest.mark.parametrize("K, C", [(1, 3), (2, 1), (3, 4), (8, 5)])
 @pytest.mark.parametrize("level", ["last", "first"])
-def test_fedplcc_global_prototypes(K, C, level):                # FedPLCC Eqs. 10, 11; in float32
+def test_fedplcc_global_prototypes(K, C, level):
+    """FedPLCC Eqs. 10, 11: classes clustered together, weights that sum to 1 over all classes, sizes left out."""
     rng = np.random.default_rng(K)
-    x, y, w = rng.normal(size=(9 * K, 3)), rng.integers(C, size=9 * K), rng.integers(1, 20, size=9 * K)
-    sent = [*zip(*(torch.tensor(v).chunk(K) for v in (x.astype("f"), y, w.astype("f"))))]
-    want = [(v, c, m / w[y == c].sum()) for c in set(y) for v, m in zip(*finch(x[y == c], w[y == c], level))]
+    n = 9 * K
+    x, y, w = rng.normal(size=(n, 3)), rng.integers(C, size=n), rng.integers(1, 20, size=n)
+    columns = torch.tensor(x).float().chunk(K), torch.tensor(y).chunk(K), torch.tensor(w).float().chunk(K)
+    sent = [fedplcc.Prototypes(*rows) for rows in zip(*columns)]
     for uniform in (False, True):
-        args = SimpleNamespace(classes=C, finch_level=level, uniform_weights=uniform)
-        rows = [(v, c, 1.0 if uniform else m) for v, c, m in want]
-        agree(table(*fedplcc.global_prototypes(sent, args)), table(*zip(*rows)), 1e-5, 1e-6)
+        want = []
+        for c in set(y.tolist()):
+            for centre, size in zip(*finch(x[y == c], w[y == c], level)):
+                want.append((centre, c, 1.0 if uniform else size / w[y == c].sum()))
+        args = SimpleNamespace(finch_level=level, uniform_weights=uniform)
+        got = fedplcc.global_prototypes(sent, args)
+        agree(in_order(*got), in_order(*zip(*want)), 1e-5, 1e-6)  # float32
 
-# ---- models: class means, averages, and training steps by numerical derivatives
-weights_of = lambda module: [np.array(p.tolist(), float) for p in module.parameters()]
-# common.Net brings uint8 to [-1, 1]
-features_of = lambda w, x: [linear(w[0], w[1], row / 127.5 - 1) for row in x.flatten(1).double().numpy()]
+
+def test_nearly_equal_features_are_told_apart():
+    """Cosines in float32: those of features that differ by a ten-thousandth all round to 1, and all would merge."""
+    x = (1 + 1e-4 * torch.randn(30, 8, generator=torch.Generator().manual_seed(0))).float()
+    sizes = torch.ones(30)
+    got = fedplcc.cluster_by_class(x, torch.zeros(30).long(), sizes, "first")
+    assert sorted(got.weights.tolist()) == sorted(len(g) for g in groups_of(x.double().numpy()))
+
+
+# --- averaged models, and training: steps along numerical derivatives -----------------------------
+
+def weights_of(module):
+    return [np.array(p.tolist(), float) for p in module.parameters()]
+
 
 @pytest.mark.parametrize("K", [1, 2, 7])
-def test_average(K):                            # FedFM Eq. 11: Σ p_k w_k with p_k = N_k / N
+def test_averages_of_models(K):
+    """FedFM Eq. 11, Σ p_k w_k with p_k = N_k / N: equal weights, BatchNorm's statistics left out. FedProx's term."""
     nets = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).double() for _ in range(K)]
     n = [5 * k + 1 for k in range(K)]
     for k, net in enumerate(nets):
-        for _ in range(K - k):                  # BatchNorm's counters and statistics differ
+        for _ in range(K - k):  # BatchNorm's counters and statistics differ
             net(torch.randn(6, 3, dtype=torch.float64))
     for name, value in common.average([net.state_dict() for net in nets], n).items():
         states = [net.state_dict()[name].numpy() for net in nets]
         agree(value, sum(m * s for m, s in zip(n, states)) / sum(n))
     gap = sum(((a - b) ** 2).sum() for a, b in zip(weights_of(nets[0]), weights_of(nets[-1])))
-    agree(fedfm.proximal(nets[0], fedfm.flat(nets[-1])), gap / 2)                   # FedProx's term
+    agree(fedfm.proximal(nets[0], list(nets[-1].parameters())), gap / 2)
 
-def sgd(loss, weights, steps, lr, momentum=0.0, decay=0.0):
-    """Steps along central differences of loss(weights) -> the weights, the losses before each step."""
-    losses, speed, weights = [], [0.0] * len(weights), [w.copy() for w in weights]
+
+def slopes_of(loss, weights):
+    """Central differences of loss(weights) in every weight."""
+    slopes = [np.zeros_like(w) for w in weights]
+    for w, slope in zip(weights, slopes):
+        for i in np.ndindex(w.shape):
+            value = w[i]
+            w[i] = value + 1e-5
+            above = loss(weights)
+            w[i] = value - 1e-5
+            below = loss(weights)
+            w[i] = value
+            slope[i] = (above - below) / 2e-5
+    return slopes
+
+
+def sgd(loss, weights, steps, lr, momentum, decay):
+    """Steps of SGD on loss(weights) -> the weights, the losses before each step."""
+    weights = [w.copy() for w in weights]
+    losses, speed = [], [0.0] * len(weights)
     for _ in range(steps):
-        slopes = [np.zeros_like(w) for w in weights]
-        for w, slope in zip(weights, slopes):
-            for i in np.ndindex(w.shape):
-                for h, sign in ((1e-5, 1), (-2e-5, -1), (1e-5, 0)):
-                    w[i] += h
-                    slope[i] += sign * loss(weights) / 2e-5 if sign else 0
         losses.append(loss(weights))
+        slopes = slopes_of(loss, weights)
         speed = [momentum * v + s + decay * w for v, s, w in zip(speed, slopes, weights)]
         weights = [w - lr * v for w, v in zip(weights, speed)]
     return weights, losses
 
-# F of FedTGP, Θ of FedLSA: vectors through Linear, ReLU, Linear
-mlp = lambda w: [linear(w[3], w[4], [max(v, 0.0) for v in linear(w[1], w[2], row)]) for row in w[0]]
-settings = lambda **other: SimpleNamespace(**dict(classes=3, feature_dim=3, seed=0, no_mlp=False, lr=0.1,
-                                                  momentum=0.9, weight_decay=0.01) | other)
 
-def check(update, loss, weights, shown, steps, **options):
-    """A server's update ends where numerical derivatives of the loss lead."""
-    want, losses = sgd(loss, weights, steps, 0.1, **options)
-    got, value = update()
-    agree(got, shown(want), 1e-6, 1e-8)
-    agree(value, losses[-1], 1e-6, 1e-8)
+def mlp(weights):
+    """F of FedTGP, Θ of FedLSA: the vectors weights[0] through Linear, ReLU, Linear."""
+    vectors, w1, b1, w2, b2 = weights
+    return [linear(w2, b2, [max(v, 0.0) for v in linear(w1, b1, row)]) for row in vectors]
+
 
 @pytest.mark.parametrize("K, C", [(3, 4), (1, 2), (2, 1)])
-def test_fedtgp_server(K, C):                   # FedTGP Eqs. 5, 10: two epochs of one batch, no momentum
-    rng, args = np.random.default_rng(K), settings(classes=C, server_epochs=2, batch_size=K * C)
-    server = common.seeded(lambda: fedtgp.GlobalPrototypes(args), K, "server").double()
-    u, owns = rng.normal(size=(K, C, 3)), rng.random((K, C)) < 0.7
-    owns[0, 0] = True                           # who lacks a class adds nothing
-    loss = lambda w: margin_term(u[owns], np.nonzero(owns)[1], mlp(w), 0.8)
-    sent = tensor(u), torch.tensor(owns), tensor(0.8)
-    check(lambda: fedtgp.server_update(server, *sent, 1, args), loss, weights_of(server), mlp, 2)
+def test_fedtgp_server(K, C):
+    """FedTGP Eqs. 5, 10, two epochs of one batch: zeros of absent classes trained on, momentum or weight decay of
+    the clients, a gradient that does not reach F or the vectors."""
+    rng = np.random.default_rng(K)
+    torch.manual_seed(K)
+    server = fedtgp.GlobalPrototypes(C, 3).double()
+    assert len(weights_of(fedtgp.GlobalPrototypes(C, 3, no_mlp=True))) == 1
+    uploads, owned = rng.normal(size=(K, C, 3)), rng.random((K, C)) < 0.7
+    owned[0, 0] = True
+
+    def loss(weights):
+        return margin_term(uploads[owned], np.nonzero(owned)[1], mlp(weights), 0.8)
+    want, losses = sgd(loss, weights_of(server), 2, 0.1, momentum=0.0, decay=0.0)
+    args = SimpleNamespace(seed=0, server_epochs=2, batch_size=K * C, lr=0.1, momentum=0.9, weight_decay=0.01)
+    got, value = fedtgp.server_update(server, tensor(uploads), torch.tensor(owned), tensor(0.8), 1, args)
+    agree(got, mlp(want), 1e-6, 1e-8)
+    agree(value, losses[-1], 1e-6, 1e-8)
+
 
 @pytest.mark.parametrize("C", [1, 2, 4])
-def test_fedlsa_server(C):                      # FedLSA Eqs. 3-5, A = nor(Θ(R)): three steps with momentum
-    args = settings(classes=C, feature_dim=4, server_steps=3, alpha=0.4, tau=0.2)
+def test_fedlsa_server(C):
+    """FedLSA Eqs. 3-5, A = nor(Θ(R)), three steps: anchors that are not normalised, a term left out, another
+    optimizer, a classifier that is trained as well."""
     torch.manual_seed(C)
-    server, classifier = fedlsa.Anchors(args), torch.nn.Linear(4, C).double()
-    server.R = torch.nn.Parameter(torch.randn(C, 3))            # the same in small
+    server, classifier = fedlsa.AnchorNet(C, 4), torch.nn.Linear(4, C).double()
+    server.R = torch.nn.Parameter(torch.randn(C, 3))  # the same in small
     server.theta = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 4))
-    frozen, anchors = weights_of(classifier), lambda w: [unit(row) for row in mlp(w)]
-    loss = lambda w: calibration(anchors(w), *frozen) + 0.4 * separation(anchors(w), 0.2)
-    start = weights_of(server.double())
-    update = lambda: fedlsa.server_update(server, classifier, args)
-    check(update, loss, start, anchors, 3, momentum=0.9, decay=0.01)
-    assert all((a == b).all() for a, b in zip(frozen, weights_of(classifier)))
+    server, frozen = server.double(), weights_of(classifier)
 
-def test_fedsa_anchors():                 # Ā = A W + b of A ~ N(0, I), or two layers with BatchNorm, ReLU
-    args = [settings(classes=400, projection=name) for name in ("none", "linear", "mlp")]
-    A, *anchors = (common.seeded(lambda: fedsa.make_anchors(a), 0, "anchors").double().numpy() for a in args)
-    assert abs(A.mean()) < 0.1 and abs(A.var() - 1) < 0.1 and abs(anchors[0] - A).max() > 0.1
-    assert (np.linalg.lstsq(np.hstack([A, np.ones((400, 1))]), anchors[0], rcond=None)[1] < 1e-9).all()
-    assert anchors[1].min() == 0 and abs((anchors[1] ** 2).mean(0) - 0.5).max() < 0.2    # half of a N(0, 1)
+    def anchors(weights):
+        return [unit(row) for row in mlp(weights)]
 
-KINDS, SHARES = [0, 1, 1], [1.0, 0.7, 0.3]      # FedPLCC: three prototypes of two classes and their weights
-personal = lambda z, y, p, *_: 0.7 * distance_term(z, y, p, [1, 1, 0], mse)         # FedTGP Eqs. 4, 11
-TERMS = {  # beside cross-entropy; z features, p prototypes, w weights, o weights and d margin at the start
-    "fedproto": personal, "fedtgp": personal,
-    "fedsa": lambda z, y, p, w, o, d: (                                             # FedSA Eq. 9
-        0.3 * distance_term(z, y, p, ALL, mse) + 0.2 * margin_term(z, y, p, d)
-        + 0.6 * calibration(p, *w[2:])),
-    "fedlsa": lambda z, y, p, w, o, d: 0.7 * compactness(z, y, p, 0.5),             # FedLSA Eq. 10
-    "fedplcc": lambda z, y, p, w, o, d: (                                           # FedPLCC Eq. 4
-        0.4 * contrast(s := similarities(z, p, 0.5), y, KINDS, SHARES, 0.5)
-        + 0.9 * correlation(s, y, KINDS, SHARES, 0.5)),
-    "fedfm": lambda z, y, p, w, o, d: (                                             # FedFM Eqs. 2, 10
-        0.7 * guiding(z, y, p, [1, 1, 0], 0.3) + 0.4 * sum(((a - b) ** 2).sum() for a, b in zip(w, o))),
-}
+    def loss(weights):
+        return calibration(anchors(weights), *frozen) + 0.4 * separation(anchors(weights), 0.2)
+    want, losses = sgd(loss, weights_of(server), 3, 0.1, momentum=0.9, decay=0.01)
+    args = SimpleNamespace(server_steps=3, alpha=0.4, tau=0.2, lr=0.1, momentum=0.9, weight_decay=0.01)
+    got, value = fedlsa.server_update(server, classifier, args)
+    agree(got, anchors(want), 1e-6, 1e-8)
+    agree(value, losses[-1], 1e-6, 1e-8)
+    for before, after in zip(frozen, weights_of(classifier)):
+        assert (before == after).all()
 
-@pytest.mark.parametrize("name, when", [*((name, "after") for name in TERMS), ("fedtgp", "before")])
-def test_clients(name, when):
-    """A client's whole loss: two epochs of one batch with momentum and weight decay end where numerical
-    derivatives lead. FedSA's margin is that of the client's prototypes before training."""
+
+def test_fedsa_anchors():
+    """Ā = A W + b of A ~ N(0, I), or two layers with BatchNorm and ReLU: A uniform, a layer left out."""
+    anchors = {}
+    for projection in ("none", "linear", "mlp"):
+        with common.seeded(0, "anchors"):
+            anchors[projection] = fedsa.make_anchors(400, 3, projection).double().numpy()
+    A = anchors["none"]
+    assert abs(A.mean()) < 0.1 and abs(A.var() - 1) < 0.1
+    assert abs((A ** 4).mean() - 3) < 0.7  # of a uniform distribution: 1.8
+
+    with_one = np.hstack([A, np.ones((400, 1))])
+    residuals = np.linalg.lstsq(with_one, anchors["linear"], rcond=None)[1]
+    assert (residuals < 1e-9).all() and abs(anchors["linear"] - A).max() > 0.1
+    assert anchors["mlp"].min() == 0
+    assert abs((anchors["mlp"] ** 2).mean(0) - 0.5).max() < 0.2  # half of a N(0, 1)
+
+
+KINDS, SHARES = [0, 1, 1], [1.0, 0.7, 0.3]  # FedPLCC: the classes of three prototypes, their weights
+EXISTS, TWO_EXIST = [True] * 3, [True, True, False]
+
+
+def beside_cross_entropy(script, z, y, p, weights, start, margin):
+    """A client's further terms, with the factors of `args` below. z features; weights and, at the start, `start` of
+    its model (extractor's weight and bias, classifier's)."""
+    if script in ("fedproto", "fedtgp"):                                                           # FedTGP Eqs. 4, 11
+        return 0.7 * distance_term(z, y, p, TWO_EXIST, mse)
+    if script == "fedsa":                                                                          # FedSA Eq. 9
+        return (0.3 * distance_term(z, y, p, EXISTS, mse) + 0.2 * margin_term(z, y, p, margin)
+                + 0.6 * calibration(p, *weights[2:]))
+    if script == "fedlsa":                                                                         # FedLSA Eq. 10
+        return 0.7 * compactness(z, y, p, 0.5)
+    if script == "fedplcc":                                                                        # FedPLCC Eq. 4
+        s = similarities(z, p, 0.5)
+        return 0.4 * contrast(s, y, KINDS, SHARES, 0.5) + 0.9 * correlation(s, y, KINDS, SHARES, 0.5)
+    moved = sum(((a - b) ** 2).sum() for a, b in zip(weights, start))
+    return 0.7 * guiding(z, y, p, TWO_EXIST, 0.3) + 0.8 * moved / 2                                # FedFM Eqs. 2, 10
+
+
+@pytest.mark.parametrize("script", ["fedproto", "fedtgp", "fedsa", "fedlsa", "fedplcc", "fedfm"])
+def test_clients(script):
+    """A client's whole training, two epochs of one batch with momentum and weight decay: a term of its loss left
+    out, doubled or with another's factor, a term that does not reach the weights, a step left out. FedSA's margin
+    is that of the client's class means before training."""
     torch.manual_seed(1)
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    net, module = common.Net(extractor, torch.nn.Linear(3, 3), 3), globals()[name]
-    x, y, start = torch.randint(256, (8, 1, 2, 2)).byte(), [0, 1, 2, 0, 1, 2, 0, 1], weights_of(net)
-    p = (0.2 * torch.rand(3, 3)).double().numpy()
-    means = lambda w: [np.mean([v for v, k in zip(features_of(w, x), y) if k == c], 0) for c in range(3)]
-    margins = [sum(euclidean(a, b) for a in q for b in q) / 4 for q in (p, means(start))]   # FedSA Eq. 6
-    assert margins[1] > margins[0] + 0.1
+    net = common.Net(extractor, torch.nn.Linear(3, 3), 3, 3)
+    x, y = torch.randint(256, (8, 1, 2, 2)).byte(), [0, 1, 2, 0, 1, 2, 0, 1]
+    p, start = (0.2 * torch.rand(3, 3)).double().numpy(), weights_of(net)
+    pixels = x.flatten(1).double().numpy() / 127.5 - 1  # common.Net brings uint8 to [-1, 1]
 
-    def loss(w):
-        z = features_of(w, x)
-        entropy = mean([cross_entropy(linear(*w[2:], v), c) for v, c in zip(z, y)])
-        return entropy + TERMS[name](z, y, p, w, start, margins[1])
-    want, losses = sgd(loss, start, 2, 0.1, 0.9, 0.01)
-    args = settings(local_epochs=2, batch_size=8, batches="all", lam=0.7, distance="mse", lam_r=0.3,
-                    lam_mcl=0.2, lam_cc=0.6, tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4,
-                    lam_corr=0.9, phi=0.5, local_prototypes="mean", match="cg", temperature=0.3, prox=0.8,
-                    augment=False, uploads=when)
-    data = common.Samples(x, torch.tensor(y))
-    client, sent = common.Client(0, data, data, copy.deepcopy(net)), tensor(p).float()
-    what = dict(fedsa=(sent,), fedlsa=(sent,), fedplcc=((sent, torch.tensor(KINDS), torch.tensor(SHARES)),))
-    *uploads, value = module.client_update(client, *what.get(name, (sent, torch.arange(3) < 2)), 1, args)
-    agree(value, mean(losses), 1e-5)            # float32
-    for a, b in zip(client.net.parameters(), want):
-        agree(a, b, 1e-4, 1e-5)
-    if name in ("fedlsa", "fedplcc", "fedfm"):  # uploads are the trained model's
-        assert all(torch.equal(v, client.net.state_dict()[k]) for k, v in uploads.pop(0).items())
-    if name == "fedfm":
-        uploads = fedfm.own_means(client, 1, args)
-    if name in ("fedproto", "fedtgp", "fedsa", "fedfm"):        # FedTGP and FedSA Eq. 2, FedFM Eq. 8
-        agree(uploads[0], means(want if when == "after" else start), 1e-4, 1e-5)
-        assert uploads[1].tolist() == ([True] * 3 if name == "fedtgp" else [3, 3, 2])
-    if name == "fedplcc":                       # one mean a class, its class and number of images
-        agree(uploads[0][0], means(want), 1e-4, 1e-5)
-        assert [column.tolist() for column in uploads[0][1:]] == [[0, 1, 2], [3, 3, 2]]
+    def features(weights):
+        return np.array([linear(weights[0], weights[1], row) for row in pixels])
+
+    means = [mean([z for z, c in zip(features(start), y) if c == k]) for k in range(3)]
+    margin = average_margin(means)
+    assert margin > average_margin(p) + 0.1
+
+    def loss(weights):
+        z = features(weights)
+        entropy = mean([cross_entropy(linear(*weights[2:], v), c) for v, c in zip(z, y)])
+        return entropy + beside_cross_entropy(script, z, y, p, weights, start, margin)
+    want, losses = sgd(loss, start, 2, 0.1, momentum=0.9, decay=0.01)
+
+    args = SimpleNamespace(seed=0, local_epochs=2, batch_size=8, batches="all", lr=0.1, momentum=0.9,
+                           weight_decay=0.01, lam=0.7, distance="mse", lam_r=0.3, lam_mcl=0.2, lam_cc=0.6,
+                           margin="average", tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4, lam_corr=0.9,
+                           phi=0.5, match="cg", temperature=0.3, prox=0.8, augment=False, uploads="after",
+                           finch_level="last", local_prototypes="mean")
+    client, given = common.Client(0, common.Images(x, torch.tensor(y)), net=net), tensor(p).float()
+    if script in ("fedsa", "fedlsa"):
+        upload = globals()[script].client_update(client, given, 1, args)
+    elif script == "fedplcc":
+        prototypes = fedplcc.Prototypes(given, torch.tensor(KINDS), torch.tensor(SHARES))
+        upload = fedplcc.client_update(client, prototypes, True, 1, args)
+    else:
+        upload = globals()[script].client_update(client, given, torch.tensor(TWO_EXIST), 1, args)
+    agree(upload.loss, mean(losses), 1e-5)  # float32
+    for got, weights in zip(net.parameters(), want, strict=True):
+        agree(got, weights, 1e-4, 1e-5)

@@ -1,4 +1,4 @@
-"""Feature sizes, parameter counts, who gets which architecture, and the same weights for the same one."""
+"""Models: feature sizes, parameter counts, who gets which architecture, and equal weights at the start."""
 
 from types import SimpleNamespace
 
@@ -8,55 +8,105 @@ import torchvision
 
 import common, fedlsa
 
-def net(model, client=0, kind=common.Net, **other):
-    args = SimpleNamespace(**{**dict(model=model, feature_dim=512, small_stem=False, seed=0, device="cpu",
-                                     classes=10, pixels=32), **other})
-    return common.build_net(args, client, kind)
 
-def numbers(module):
+def net(model, client=0, kind=common.Net, pixels=32, classes=10, **other):
+    """A client's model for images of this size."""
+    args = SimpleNamespace(**{**dict(model=model, feature_dim=512, small_stem=False, seed=0, device="cpu"), **other})
+    nothing = torch.zeros(0)
+    data = common.Dataset(torch.zeros(1, 3, pixels, pixels).byte(), nothing, nothing, nothing, [""] * classes, [""])
+    return common.build_net(data, args, client, kind)
+
+
+def size(module):
     return sum(p.numel() for p in module.parameters())
 
+
+def equal(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
 @pytest.mark.parametrize("name", common.MODELS)
-@pytest.mark.parametrize("kind,size,D", [(common.Net, 28, 512), (fedlsa.SphereNet, 32, 128)])
-def test_every_model_gives_features_of_size_D(name, kind, size, D):
-    model, x = net(name, 0, kind, feature_dim=D, pixels=size), torch.randint(255, (2, 3, size, size)).byte()
+@pytest.mark.parametrize("kind, pixels, D", [(common.Net, 28, 512), (fedlsa.SphereNet, 32, 128)])
+def test_every_model_gives_features_of_size_D(name, kind, pixels, D):
+    """An architecture that cannot take small images, keeps its own last layer, or leaves the sphere."""
+    model, x = net(name, kind=kind, pixels=pixels, feature_dim=D), torch.randint(255, (2, 3, pixels, pixels)).byte()
     z = model.features(x)
-    assert z.shape == (2, D) and model.classifier(z).shape == model(x).shape == (2, 10)
-    assert kind is common.Net or torch.allclose(z.norm(dim=1), torch.ones(2), atol=1e-5)
+    assert z.shape == (2, D) and (model.feature_dim, model.classes) == (D, 10)
+    assert model.classifier(z).shape == model(x).shape == (2, 10)
+    if kind is fedlsa.SphereNet:
+        assert torch.allclose(z.norm(dim=1), torch.ones(2), atol=1e-5)
+
 
 def test_parameter_counts():
-    cnn, heads = 2432 + 51264 + 1600 * 512 + 512, dict(resnet34=513_000, googlenet=1_025_000)
-    assert numbers(net("cnn4")) == cnn + 5130
-    assert numbers(net("lsa_cnn", feature_dim=128)) == cnn + 512 * 128 + 128 + 1290
-    assert numbers(net("resnet18")) == 11_181_642  # FedFM's table: 11,182 k
-    for name, head in {**heads, "mobilenet_v2": 1_281_000}.items():
+    """Another kernel, width or depth than the papers', or a last layer that stayed."""
+    cnn4 = 2432 + 51264 + 1600 * 512 + 512
+    assert size(net("cnn4")) == cnn4 + 5130
+    assert size(net("lsa_cnn", feature_dim=128)) == cnn4 + 512 * 128 + 128 + 1290
+    assert size(net("resnet18")) == 11_181_642  # FedFM's table: 11,182 k
+    assert size(net("resnet50", small_stem=True, feature_dim=2048, classes=100)) == 23_705_252  # and 23,705 k
+    heads = dict(resnet34=513_000, googlenet=1_025_000, mobilenet_v2=1_281_000)
+    for name, head in heads.items():
         options = dict(aux_logits=False, init_weights=False) if name == "googlenet" else {}
         with torch.device("meta"):
-            whole = numbers(getattr(torchvision.models, name)(weights=None, **options))
-        assert numbers(net(name).extractor) == whole - head
+            whole = size(getattr(torchvision.models, name)(weights=None, **options))
+        assert size(net(name).extractor) == whole - head
+
 
 def test_small_resnets_and_stems():
+    """A stage too many or too few; a small stem that still reduces the image."""
     x = torch.randn(2, 3, 32, 32)
-    assert [net(f"resnet{n}").extractor(x).shape[1] for n in (4, 6, 8, 10)] == [64, 128, 256, 512]
-    stems = [net("resnet18", small_stem=small).extractor for small in (False, True)]
-    assert [stem.maxpool(stem.relu(stem.bn1(stem.conv1(x)))).shape[-1] for stem in stems] == [8, 32]
+    for name, width in dict(resnet4=64, resnet6=128, resnet8=256, resnet10=512).items():
+        assert net(name).extractor(x).shape[1] == width
+    for small_stem, pixels in ((False, 8), (True, 32)):
+        stem = net("resnet18", small_stem=small_stem).extractor
+        assert stem.maxpool(stem.relu(stem.bn1(stem.conv1(x)))).shape[-1] == pixels
+
 
 def test_groups_deal_architectures_by_number():
+    """A group with an architecture twice, in another order, or with classifiers of other widths."""
     sizes = dict(htfe2=2, htfe3=3, htfe4=4, htfe5=5, htfe8=8, htfe9=9, htcnn8=8)
     assert {group: len(set(common.GROUPS[group])) for group in sizes} == sizes
     names = [common.architecture("htfe3", i)[0] for i in range(4)]
     assert names == ["resnet10", "resnet18", "resnet34", "resnet10"]
-    names, heads = zip(*(common.architecture("res34-htc4", i) for i in range(5)))
-    assert set(names) == {"resnet34"} and [*map(list, heads)] == [[], [512], [256], [128], []]
-    assert common.architecture("htfe8-htc4", 9)[0] == "googlenet"
-    assert len({tuple(tuple(p.shape) for p in net("htcnn8", i).parameters()) for i in range(8)}) == 8
-    head = net("res34-htc4", 2).classifier
-    assert [tuple(m.weight.shape) for m in head if hasattr(m, "weight")] == [(256, 512), (10, 256)]
+    assert len({tuple(p.shape for p in net("htcnn8", i).parameters()) for i in range(8)}) == 8
 
-def test_same_architecture_same_weights_and_images_normalised_inside():
+    names, hidden = zip(*[common.architecture("res34-htc4", i) for i in range(5)])
+    assert set(names) == {"resnet34"} and hidden == ([], [512], [256], [128], [])
+    assert common.architecture("htfe8-htc4", 9) == ("googlenet", [512])
+    assert net("htfe8-htc4", 8).classifier.weight.shape == (10, 512)  # cnn4 without a hidden layer
+    first, relu, last = net("res34-htc4", 2).classifier
+    assert (first.weight.shape, last.weight.shape) == ((256, 512), (10, 256)) and isinstance(relu, torch.nn.ReLU)
+
+
+def test_equal_architectures_start_with_equal_weights():
+    """Clients that begin at different points; one model for all of them; every seed the same; torch's own generator
+    moved on by a model."""
     state = torch.get_rng_state()
-    a, b, c = (net("cnn4", i, seed=s).state_dict() for s, i in ((0, 0), (0, 5), (1, 0)))
-    assert all(torch.equal(a[k], b[k]) and not torch.equal(a[k], c[k]) for k in a)
-    assert torch.equal(torch.get_rng_state(), state)  # the global generator is not touched
-    model = common.Net(torch.nn.Flatten(), torch.nn.Identity(), 2, mean=(0.5,), std=(0.25,))
-    assert model.features(torch.tensor([0, 255]).byte().view(1, 1, 1, 2)).tolist() == [pytest.approx([-2, 2])]
+    one, other, seed1 = net("cnn4", 0), net("cnn4", 5), net("cnn4", 0, seed=1)
+    assert equal(one, other) and one.classifier.weight is not other.classifier.weight
+    for a, b in zip(one.parameters(), seed1.parameters()):
+        assert not torch.equal(a, b)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("group, clients", [("res34-htc4", [0, 1, 2, 3]), ("htfe8-htc4", [1, 9, 17])])
+def test_equal_extractors_start_with_equal_weights_whatever_the_classifier(group, clients):
+    """FedTGP's HtC4 compares classifiers: with other first weights of the extractor it would compare these, too."""
+    nets = [net(group, i) for i in clients]
+    assert all(equal(nets[0].extractor, other.extractor) for other in nets[1:])
+    if group == "res34-htc4":
+        assert len({size(each.classifier) for each in nets}) == 4
+
+
+def test_features_are_of_normalised_images_and_pooled_to_size_D():
+    """Images in [0, 255] that reach the extractor; the mean after the division; a channel's mean for another's;
+    features cut off instead of averaged."""
+    grey = common.Net(torch.nn.Flatten(), torch.nn.Identity(), 2, 10, mean=(0.5,), std=(0.25,))
+    assert grey.features(torch.tensor([0, 255]).byte().view(1, 1, 1, 2)).tolist() == [pytest.approx([-2, 2])]
+    colour = common.Net(torch.nn.Flatten(), torch.nn.Identity(), 3, 10, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0))
+    white = torch.full((1, 3, 1, 1), 255).byte()
+    assert colour.features(white).tolist() == [pytest.approx([1, 1, 0])]
+    for D, want in ((2, [1.5, 3.5]), (4, [1, 2, 3, 4]), (8, [1, 1, 2, 2, 3, 3, 4, 4])):
+        pooled = common.Net(torch.nn.Flatten(), torch.nn.Identity(), D, 10, mean=(0.0,), std=(1 / 255,))
+        assert pooled.features(torch.tensor([1, 2, 3, 4]).byte().view(1, 1, 2, 2)).tolist() == [pytest.approx(want)]

@@ -1,4 +1,4 @@
-"""What the README promises: its commands parse, its links and equations exist, its seventh method runs."""
+"""What the README and the other pages promise: commands parse, links and functions exist, the seventh method runs."""
 
 import importlib
 import inspect
@@ -8,31 +8,50 @@ import sys
 
 import pytest
 
-from conftest import ROOT, arguments, log
+from conftest import ROOT, SMALL, arguments, log
 from readme import commands, seventh_method
 
-README = (ROOT / "README.md").read_text()
-RESULTS = (ROOT / ".github" / "results" / "README.md").read_text()
+GITHUB = ROOT / ".github"
+PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [
+    ROOT / "README.md", *sorted(GITHUB.glob("*.md")), *sorted(GITHUB.glob("papers/*.md")), *sorted(GITHUB.glob("class/*.md")),
+    *sorted(GITHUB.glob("results/**/*.md"))]}
+PAPERS = {script: PAGES.get(f".github/papers/{script}.md", "") for script in SMALL}
+EQUATIONS = {"fedproto": 4, "fedtgp": 11, "fedsa": 10, "fedlsa": 10, "fedplcc": 11, "fedfm": 11}
 
-def test_size_and_links():
-    assert README.count("\n") <= 240 and len(README.encode()) <= 17_000
-    for folder, text in ((ROOT, README), (ROOT / ".github" / "results", RESULTS)):
-        for link in re.findall(r"\]\(([^)#]+)\)", text):
-            assert link.startswith("http") or (folder / link).exists(), link
 
-@pytest.mark.parametrize("command", commands(README))
-def test_every_command_is_one_that_runs(command):
-    """That it parses, that is; `python tests/readme.py` runs them all."""
+@pytest.mark.parametrize("page", PAGES)
+def test_links(page):
+    for link in re.findall(r"\]\(([^)#]+)\)", PAGES[page]):
+        assert link.startswith("http") or (ROOT / page).parent.joinpath(link).exists(), link
+
+
+def all_commands():
+    for page, text in PAGES.items():
+        if page.startswith(".github/results/cifar10-device"):
+            continue  # some of its rows are the published code's
+        for command in commands(text):
+            yield page, command
+    for script in SMALL:
+        for line in __import__(script).__doc__.splitlines():
+            if line.startswith("    python "):
+                yield f"{script}.py", re.split(r"\s{2,}", line.strip())[0]
+
+
+@pytest.mark.parametrize("page, command", all_commands())
+def test_every_command_is_one_that_runs(page, command):
+    """That it parses, that is; `python tests/readme.py` runs those of the README and of the class page."""
     words = shlex.split(command)
-    script = next(word for word in words if word.endswith(".py"))
-    assert (ROOT / script).exists() or script == "fedcon.py"
-    if script.startswith("fed") and script != "fedcon.py" and not {"--help", "--resume"} & set(words):
-        arguments(script[:-3], *words[words.index(script) + 1:])
+    script = words[1].removesuffix(".py")
+    made = ("fedcon", "check", "make_digits")  # by the page itself
+    assert (ROOT / f"{script}.py").exists() or script in made
+    if script in SMALL and not {"--help", "--resume"} & set(words):
+        arguments(script, *words[2:])
+
 
 def test_the_seventh_method(tmp_path, run, monkeypatch):
-    """.github/fedcon.diff, applied to fedproto.py: under 60 changed lines, and it learns."""
+    """.github/fedcon.diff, applied to fedproto.py: under 70 changed lines, half of them its docstring, and it learns."""
     changed = seventh_method(tmp_path)
-    assert changed < 60
+    assert changed < 70
     monkeypatch.syspath_prepend(tmp_path)
     words = "--clients 5 --subset 0.2 --rounds 3 --no-plots"
     one = log(run("fedcon", words, "--lam 1").folder)
@@ -41,23 +60,62 @@ def test_the_seventh_method(tmp_path, run, monkeypatch):
     assert one[-1]["accuracy"] > 30  # chance is 10; the contrast counts from round 2 on
     assert one[0]["loss"] == plain[0]["loss"] and one[-1]["loss"] > plain[-1]["loss"] + 0.1
 
-# the numbered equations of the method sections
-EQUATIONS = {"FedProto": 4, "FedTGP": 11, "FedSA": 10, "FedLSA": 10, "FedPLCC": 11, "FedFM": 11}
 
-@pytest.mark.parametrize("paper", EQUATIONS)
-def test_equation_index(paper):
-    """Each equation stands in the index, with a function that exists and cites it, or with a reason."""
-    table, rows, name = README[README.index("| paper | equations"):], [], None
-    for line in table.split("\n\n")[0].split("\n")[2:]:
-        first, text = [cell.strip() for cell in line.strip("|").split("|")]
-        name = first or name
-        rows += [text] * (name == paper)
-    code, _, no = " ".join(rows).partition("no: ")
-    index = [(int(n), f) for n, f in re.findall(r"(\d+) `([\w.]+)`", code)]
-    reasons = [int(n) for n in re.findall(r"\d+", re.sub(r"(of|to|by|from|why) [\d, andto]+", "", no))]
-    assert {n for n, _ in index} | set(reasons) == set(range(1, EQUATIONS[paper] + 1))
-    for n, function in index:
-        module, attribute = function.split(".")
-        text = inspect.getdoc(getattr(importlib.import_module(module), attribute))
-        cited = re.findall(r"\d+", " ".join(re.findall(r"Eqs?\. ([\d, and]+)", text)))
-        assert str(n) in cited, f"{function} does not cite Eq. {n}"
+@pytest.mark.parametrize("script", EQUATIONS)
+def test_equations_of_a_companion_page(script):
+    """Each numbered equation has its line, with functions that exist and cite it, or the words why it is no code."""
+    lines = re.findall(r"^\*\*Eqs?\. ([\d, and]+)\*\*(.*)$", PAPERS[script], re.M)
+    numbers = [int(n) for cited, _ in lines for n in re.findall(r"\d+", cited)]
+    assert sorted(numbers) == list(range(1, EQUATIONS[script] + 1))
+    for cited, rest in lines:
+        functions = re.findall(r"`(\w+)\.(\w+)`", rest)
+        assert functions or len(rest.split()) >= 3, f"Eq. {cited} has neither a function nor a reason"
+        for module, name in functions:
+            text = inspect.getdoc(getattr(importlib.import_module(module), name))
+            in_docstring = re.findall(r"\d+", " ".join(re.findall(r"Eqs?\. ([\d, and]+)", text)))
+            for n in re.findall(r"\d+", cited):
+                assert n in in_docstring, f"{module}.{name} does not cite Eq. {n}"
+
+
+@pytest.mark.parametrize("script", SMALL)
+def test_functions_and_flags_that_a_companion_page_names(script):
+    for module, name in re.findall(r"`(fed\w+|common)\.(\w+)`", PAPERS[script]):
+        if name != "py":
+            assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
+    known = set(re.findall(r'"(--[a-z-]+)"', (ROOT / "common.py").read_text() + (ROOT / f"{script}.py").read_text()))
+    for line in PAPERS[script].splitlines():
+        if line.startswith("|") or "HtFLlib's command" in line:
+            continue
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line):
+            assert flag in known, f"{flag}: {line}"
+
+
+def published(script):
+    """The rows of the page's table: (command's words, published number)."""
+    for line in PAPERS[script].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) > 2 and cells[0].startswith("`python "):
+            yield shlex.split(cells[0].strip("`")), cells[1]
+
+
+@pytest.mark.parametrize("script", SMALL)
+def test_published_rows_have_the_settings_that_the_papers_name(script):
+    rows = list(published(script))
+    assert len(rows) >= 10
+    for words, number in rows:
+        assert words[1] == f"{script}.py" and re.search(r"\d\d?\.\d", number)
+        args = arguments(script, *words[2:])
+        if script in ("fedproto", "fedtgp", "fedsa"):
+            assert (args.batch_size, args.lr, args.momentum, args.beta) == (10, 0.01, 0, 0.1)
+            assert (args.clients, args.participation) in [(20, 1), (100, 0.1), (50, 0.5), (100, 0.5)]
+            assert (args.local_epochs, args.rounds) in [(1, 1000), (5, 500), (10, 200), (5, 1000), (10, 1000), (20, 1000)]
+            if args.partition == "pathological":
+                classes = {"cifar10": 2, "fmnist": 2, "cifar100": 10, "flowers102": 10, "tinyimagenet": 20}
+                assert args.classes_per_client == classes[args.dataset]
+        if script == "fedlsa":
+            assert (args.rounds, args.local_epochs, args.server_steps, args.batch_size) == (100, 5, 500, 64)
+        if script == "fedplcc":
+            assert args.local_epochs == 10 and args.rounds == {"office": 100}.get(args.dataset, 50)
+            assert args.images_per_class == {"domainnet": 40}.get(args.dataset, 30)
+        if script == "fedfm":
+            assert (args.clients, args.rounds, args.local_epochs, args.batch_size) == (10, 100, 10, 64)
