@@ -586,17 +586,17 @@ def by_domain(y, domain, domains, args, rng):
         index = stock[d]
         place = assigned[:i].count(d)  # how many clients have had their part of this domain
         if args.images_per_class:
-            size = args.images_per_class
+            size, flag = args.images_per_class, f"--images-per-class {args.images_per_class}"
             piles = [index[y[index] == c] for c in np.unique(y)]
+            part = np.concatenate([pile[place * size:(place + 1) * size] for pile in piles])
+        elif args.domain_fraction:
+            size, flag = round(args.domain_fraction * len(index)), f"--domain-fraction {args.domain_fraction}"
+            part = index[place * size:(place + 1) * size]
         else:
-            fraction = args.domain_fraction or 1 / assigned.count(d)
-            size = round(fraction * len(index))
-            piles = [index]
-        part = np.concatenate([pile[place * size:(place + 1) * size] for pile in piles])
+            flag = "--clients"
+            part = np.array_split(index, assigned.count(d))[place]
         if len(part) < 2:
-            flag = "--images-per-class" if args.images_per_class else "--domain-fraction"
-            fail(f"{flag} {size if args.images_per_class else args.domain_fraction}: client {i}, number "
-                 f"{place + 1} in domain {domains[d]}, would get {len(part)} images")
+            fail(f"{flag}: client {i}, number {place + 1} in domain {domains[d]}, would get {len(part)} images")
         parts.append(part)
     return parts
 
@@ -651,7 +651,7 @@ def domain_folders(folder):
     """The folders of a data set's domains, or the folder itself where it has train/ and test/."""
     if (folder / "train").is_dir():
         return [folder]
-    return sorted(folder.glob("[!.]*"))
+    return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
 
 
 def image_folder(folder, size):
@@ -961,10 +961,12 @@ class Run:
 
     def write_log(self):
         columns = max(self.rows, key=len)  # rounds that were not evaluated have fewer
-        with open(self.folder / "log.csv", "w", newline="") as file:
+        scratch = self.folder / "log.tmp"  # renamed when it is complete, so that a kill loses nothing
+        with open(scratch, "w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
+        scratch.replace(self.folder / "log.csv")
 
     def checkpoint(self, t, state):
         """Every --checkpoint-every rounds, and after the last: write checkpoint.pt, to another file first, so that
@@ -1438,6 +1440,8 @@ def check_shared_flags(args):
 
 def choose_device(name):
     """auto, cpu, cuda or cuda:N -> a device that works. A GPU may be there and yet be too old, full or taken."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        fail(f"--device {name}: must be auto, cpu, cuda, or cuda:N")
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"
     wanted = "cuda" if name == "auto" else name
@@ -1508,7 +1512,8 @@ def run_script(script, description, main, settings, add_flags, check=None, words
     settings: {dataset: {flag: value}}, with "default" for data sets that are not named, and "domains" for image
     folders with several domains; add_flags(group): adds the method's own flags; check(args): refuses their values."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # a terminal without Greek letters
+        if hasattr(stream, "reconfigure"):  # a notebook's has not
+            stream.reconfigure(errors="replace")  # a terminal without Greek letters
     args = parse(script, description, settings, add_flags, check, words)
     torch.set_num_threads(1)  # clients are what runs side by side, see for_each_client
     results, seeds = [], range(args.seed, args.seed + args.trials)

@@ -8,12 +8,12 @@ one space.
 One round (K participants, C classes, C_k of them at client k, D features, d weights in the model):
   1. The server sends the model.                                                       down: d numbers
      Each participant sends its class means, computed with this model (Eq. 8), and its class
-     counts. (The paper counts all C of them, and no class counts.)                    up: C_k · (D + 1)
+     counts. (In the paper's traffic all C means count, but no class counts do.)       up: C_k · (D + 1)
   2. The server averages them into the anchors (Eq. 9) and sends those of known classes.    down: C · D
   3. Each participant trains: cross-entropy + λ · matching of features to anchors (Eqs. 2 and 10).
   4. Each sends its model. The server averages the models by their numbers of images (Eq. 11).    up: d
   5. The global model is tested on the server's test images.
-The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, at the end of this file) needs one handshake.
+The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, further below) needs one handshake.
 
 What to know before comparing numbers:
   * Each client holds out 20 % of its images for validation. The reported round has the best mean accuracy on them.

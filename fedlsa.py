@@ -17,7 +17,7 @@ What to know before comparing numbers; the paper leaves all of it open (we lack 
   * The share of its domain that a client holds: 1 % for digits and 20 % for office, as in FPL's code
     (github.com/WenkeHuang/RethinkFL). Our 30 % for PACS are a guess.
   * SGD with learning rate 0.01, momentum 0.9 and weight decay 1e-5, also on the server; L = 128 features.
-  * The paper names two values each of α, λ and τ. We take the first ones for digits, the second for the others.
+  * The paper names two values each of α, λ and τ. We take the first ones for digits, the second for office and PACS.
   * The paper does not name the round of its numbers. We compare them with the final one.
 Everything else that differs from the paper, and its published rows: .github/papers/fedlsa.md.
 

@@ -1,10 +1,11 @@
 """FedPLCC: An Enhanced Federated Prototype Learning Method under Domain Shift (Federated Prototype Learning
-with Convergent Prototypes). Kuang, Guo, Liang, Zhang. 2024. Builds on FedPLVM and FPL.
+with Convergent Clusters). Kuang, Guo, Liang, Zhang. 2024. Builds on FedPLVM and FPL.
 
-One prototype a class cannot stand for several domains, and many equal ones give outliers as much say as the crowd.
-FedPLCC clusters the features of a class with FINCH, first at each client, then over all clients. A cluster's mean is
-a prototype, weighted by the number of samples in it. L_contra contrasts features with all prototypes. L_corr draws
-them only to those of their class with the largest *weighted* similarity, so domains may keep clusters of their own.
+One prototype for each class cannot stand for several domains. If there are many and they count equally, a cluster of
+a few outliers has as much say as a large one. FedPLCC clusters the features of a class with FINCH, first at each
+client, then over all clients. A cluster's mean is a prototype, weighted by the number of samples in it. L_contra
+contrasts features with all prototypes. L_corr draws them only to those of their class with the largest *weighted*
+similarity, so domains may keep clusters of their own.
 
 One round (K participants, D features, J_k clusters at client k, G at the server, d numbers in the model):
   1. The server sends the model and its weighted prototypes to each participant.       down: d + G · (D + 1)
@@ -20,9 +21,9 @@ What to know before comparing numbers:
     and λ2 may be off by a factor of the batch size. This is the largest open question.
   * E = 10 is called epochs in Table I and iterations in the text. We train 10 epochs.
   * τ is 0.07 in the paper's settings. Its ablation calls 0.55 optimal and "lower than" 0.07; probably 0.055 is meant.
-  * Batch size, image size and input normalisation are not in the paper.
+  * Batch size, image size and input normalisation are not in the paper, nor are the ten classes of DomainNet.
   * Compare published numbers with the final round, since Algorithm 1 returns the last model.
-The loss falls below 0, as L_corr is minus a similarity.
+The loss can fall below 0, as L_corr is minus a similarity.
 Everything else that differs from the paper, and its published rows: .github/papers/fedplcc.md.
 
     python fedplcc.py                                              built-in digits in four domains, half a minute
@@ -207,8 +208,9 @@ def finch(x, weight, level="last"):
 
     level "last" stops before everything would merge into one cluster, "first" after one pass; the paper does not say
     which. If the first pass already gives one cluster, that is used. The means are weighted, so that a prototype is
-    the mean of its samples; the paper only sums the weights. (With plain means the partition was another one in about
-    a third of random cases.) x (n, D), weight (n,) -> means (m, D), sums of weights (m,)."""
+    the mean of its samples; the paper only sums the weights.
+
+    x (n, D), weight (n,) -> means (m, D), sums of weights (m,)."""
     means, sizes = merge_neighbours(x, weight)
     while level == "last" and len(means) > 1:
         coarser_means, coarser_sizes = merge_neighbours(means, sizes)

@@ -18,7 +18,7 @@ What to know before comparing numbers:
   * Clients know few classes. Compare with the printed baseline, which always answers a client's most frequent class.
   * Accuracy is right answers over all clients' test images. The paper's words may also mean a mean over clients.
   * The best round is picked on test images. FedTGP's tables report it so.
-HtFLlib, below, is a library by FedTGP's authors (github.com/TsingZ0/HtFLlib).
+HtFLlib, below, is a library by FedTGP's first author (github.com/TsingZ0/HtFLlib).
 Everything else that differs from the paper, and its published rows: .github/papers/fedproto.md.
 
     python fedproto.py                                                       built-in digits, half a minute
@@ -106,8 +106,8 @@ def local_loss(net, x, y, prototypes, known, args):
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 4: the mean of φ(z_b, P̄^{y_b}) over the samples whose class has a prototype.
 
-    In the paper φ compares a client's class mean with the prototype. We take each sample instead, which bounds that
-    term from above, and also pulls the samples of a class together. Frequent classes weigh more.
+    In the paper φ compares a client's class mean with the prototype. We take each sample instead, which bounds each
+    class's φ from above, and also pulls the samples of a class together. Frequent classes weigh more.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     has_prototype = known[y]
     if not has_prototype.any():

@@ -20,7 +20,7 @@ What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper).
   * The paper does not say whether it predicts by classifier or by anchor, nor which round's accuracy it reports.
   * Clients know few classes. Compare with the printed baseline, which always answers a client's most frequent class.
-  * Eq. 10 moves an anchor by 1/10,000 of the distance to the mean in a round. Over ten rounds this cannot be uploaded.
+  * Eq. 10 moves an anchor by 1/10,000 of the distance to the mean in a round. Over ten rounds this cannot be seen.
   * The paper calls the anchors' layer trainable, but has no loss for it. Ours stays random.
   * The loss stays high. Features are ≥ 0 and anchors are not, so a feature keeps some 9 away from its anchor (L_R),
     and d* exceeds the anchors' mean distance, so L_MCL cannot reach 0 either. Look at the accuracy.

@@ -20,7 +20,7 @@ What to know before comparing numbers:
   * The best round is picked on test images, as in the paper.
   * Clients know few classes. Compare with the printed baseline, which always answers a client's most frequent class.
 Watch server_loss: in issue 2 of github.com/TsingZ0/FedTGP the authors say that it must come near 0 (1e-3 on 100
-classes) before accuracy jumps. HtFLlib, below, is the library of the same authors (github.com/TsingZ0/HtFLlib).
+classes) before accuracy jumps. HtFLlib, below, is a library by the first author (github.com/TsingZ0/HtFLlib).
 Everything else that differs from the paper, and its published rows: .github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in digits, under a minute
@@ -119,8 +119,8 @@ def local_loss(net, x, y, prototypes, known, args):
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 11: the mean of φ(z_b, P̂^{y_b}) over the samples whose class has a prototype.
 
-    In the paper φ compares a client's class mean with the prototype. We take each sample instead, which bounds that
-    term from above, and also pulls the samples of a class together. Frequent classes weigh more.
+    In the paper φ compares a client's class mean with the prototype. We take each sample instead, which bounds each
+    class's φ from above, and also pulls the samples of a class together. Frequent classes weigh more.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     has_prototype = known[y]
     if not has_prototype.any():

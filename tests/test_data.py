@@ -68,6 +68,16 @@ def test_a_folder_is_read_resized_and_converted(tmp_path):
     assert load(tmp_path, "mine", image_size=16).x.shape[2:] == (16, 16)
 
 
+def test_rows_columns_and_channels_stay_what_they_are(tmp_path):
+    """Images that lie on their side, or blue for red."""
+    image = Image.new("RGB", (32, 32))
+    image.putpixel((31, 0), (250, 100, 0))  # at the right of the first row
+    (tmp_path / "s" / "train" / "a").mkdir(parents=True)
+    image.save(tmp_path / "s" / "train" / "a" / "1.png")
+    x = load(tmp_path, "s").x[0]
+    assert x[:, 0, 31].tolist() == [250, 100, 0] and x.sum() == 350
+
+
 def test_domains_with_and_without_train_and_test(tmp_path):
     """Test images that change with the seed, a domain numbered as another, classes read as domains."""
     for n in range(40):
@@ -75,6 +85,7 @@ def test_domains_with_and_without_train_and_test(tmp_path):
         picture(tmp_path / "set" / "sketch" / ("train" if n < 30 else "test") / "dog" / f"{n}.png")
         picture(tmp_path / "flat" / ("cat", "dog")[n % 2] / f"{n}.png")
     (tmp_path / "set" / "photo" / ".DS_Store").touch()  # every Mac leaves one
+    picture(tmp_path / "set" / ".thumbnails" / "cat" / "1.png")
     data = load(tmp_path, "set")
     assert data.domains == ["photo", "sketch"] and data.classes == ["cat", "dog"]
     assert torch.equal(data.y, data.domain) and data.test[data.y == 1].sum() == 10

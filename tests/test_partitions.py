@@ -94,11 +94,12 @@ def test_dirichlet_leaves_nobody_with_less_than_two_batches():
 
 
 def test_classes_are_dealt_as_the_papers_say():
-    """Pathological with equal clients, NIID-2 with one dominant class of 100 for 10 clients, NIID-3 with others than
-    the client's own classes missing."""
+    """Pathological with equal clients, or with a class that many own and another nobody; NIID-2 with one dominant
+    class of 100 for 10 clients; NIID-3 with another class missing."""
     y = np.arange(50000) % 100
     table = class_table(y, split(y, partition="pathological", clients=20, classes_per_client=10), 100)
-    assert ((table > 0).sum(1) == 10).all() and table.sum(1).max() > 1.3 * table.sum(1).min()  # unbalanced
+    assert ((table > 0).sum(1) == 10).all() and ((table > 0).sum(0) == 2).all()  # ten classes, two owners each
+    assert table.sum(1).max() > 1.3 * table.sum(1).min()  # unbalanced
 
     table = class_table(y, split(y, partition="dominant", clients=10), 100)
     ten_large = np.arange(100) // 10 == np.arange(10)[:, None]  # together 46 %
@@ -159,3 +160,11 @@ def test_a_domain_that_is_too_small_or_unknown_is_named(flags, says, capsys):
     with pytest.raises(SystemExit) as stop:
         split(Y, DOMAIN, partition="domain", **flags)
     assert stop.value.code == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("n, clients", [(35, 10), (1060, 100), (1005, 10)])
+def test_a_domain_that_does_not_divide_evenly(n, clients):
+    """A last client without images, or images that nobody gets."""
+    y = np.zeros(n, int)
+    sizes = [len(part) for part in split(y, y, partition="domain", domain_clients={"a": clients})]
+    assert sum(sizes) == n and max(sizes) - min(sizes) <= 1
