@@ -20,7 +20,7 @@ import shutil
 import sys
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -148,6 +148,7 @@ def for_each_client(function, clients, *arguments, workers):
 
     On a CPU a client's batches are too small to keep several cores busy. Clients are what runs in parallel, so
     each worker thread computes with one torch thread."""
+    show_progress(f"client 0/{len(clients)}")
     if workers == 1:
         results = []
         for n, client in enumerate(clients, start=1):
@@ -158,8 +159,8 @@ def for_each_client(function, clients, *arguments, workers):
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for client in sorted(clients, key=number_of_images, reverse=True):  # no worker waits long at the end
             jobs[client.id] = pool.submit(function, client, *arguments)
-        for n, client in enumerate(clients, start=1):
-            jobs[client.id].result()
+        for n, job in enumerate(as_completed(jobs.values()), start=1):
+            job.result()
             show_progress(f"client {n}/{len(clients)}")
     return [jobs[client.id].result() for client in clients]
 
@@ -518,6 +519,7 @@ def pathological(y, args, rng):
     """--classes-per-client classes each. A class is split at random points among its owners."""
     stock = indices_by_class(y, rng)
     classes, each = len(stock), args.classes_per_client
+    require(each <= classes, "--classes-per-client", each, f"must be at most the number of classes, {classes}")
     owns = np.zeros((args.clients, classes), int)
     for client in owns:  # the least owned classes first, ties at random
         order = np.lexsort((rng.random(classes), owns.sum(0)))
@@ -593,7 +595,7 @@ def by_domain(y, domain, domains, args, rng):
             size, flag = round(args.domain_fraction * len(index)), f"--domain-fraction {args.domain_fraction}"
             part = index[place * size:(place + 1) * size]
         else:
-            flag = "--clients"
+            flag = f"--clients {len(assigned)}"
             part = np.array_split(index, assigned.count(d))[place]
         if len(part) < 2:
             fail(f"{flag}: client {i}, number {place + 1} in domain {domains[d]}, would get {len(part)} images")
@@ -929,7 +931,7 @@ class Run:
         losses = torch.stack(losses)
         if not losses.isfinite().all():
             sys.exit(f"round {t}: a client's loss is not finite; lower --lr {args.lr:g} or a λ. "
-                     f"The log and the last checkpoint are in {self.folder}")
+                     f"What was kept before it is in {self.folder}")
 
         row = {"round": t}
         if scores:
@@ -1315,7 +1317,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Shows a flag's default, unless there is none."""
 
     def _get_help_string(self, action):
-        if action.default is None or action.default is False:
+        if action.default is None or action.default is False or action.default == "":
             return action.help
         return super()._get_help_string(action)
 
@@ -1324,7 +1326,9 @@ def domain_clients(text):
     """An argparse type: "mnist:1,usps:4" -> {"mnist": 1, "usps": 4}."""
     numbers = {}
     for pair in text.split(","):
-        name, n = pair.split(":")
+        name, _, n = pair.partition(":")
+        if not n.isdecimal():
+            raise argparse.ArgumentTypeError(f"{text} is not like mnist:1,usps:4")
         numbers[name] = int(n)
     return numbers
 
@@ -1404,13 +1408,16 @@ def settings_of(args):
 
 def check_shared_flags(args):
     """One line and exit status 2 for a value that cannot work."""
+    for name, value in vars(args).items():
+        if isinstance(value, float):
+            require(math.isfinite(value), f"--{name.replace('_', '-')}", value, "must be a finite number")
     require(0 < args.subset <= 1, "--subset", args.subset, "must be in (0, 1]")
     require(args.image_size is None or 16 <= args.image_size <= 1024, "--image-size", args.image_size,
             "must be in [16, 1024]")
     require(args.clients is None or args.clients >= 1, "--clients", args.clients, "must be at least 1")
     require(args.clients or args.partition == "domain", "--partition", args.partition, "needs --clients, too")
     require(0 < args.participation <= 1, "--participation", args.participation, "must be in (0, 1]")
-    require(0 < args.beta < math.inf, "--beta", args.beta, "must be above 0")
+    require(args.beta > 0, "--beta", args.beta, "must be above 0")
     require(args.classes_per_client >= 1, "--classes-per-client", args.classes_per_client, "must be at least 1")
     require(args.missing >= 0, "--missing", args.missing, "must be at least 0")
     require(0 < args.dominant_share <= 1, "--dominant-share", args.dominant_share, "must be in (0, 1]")
@@ -1426,10 +1433,10 @@ def check_shared_flags(args):
     require(args.rounds >= 1, "--rounds", args.rounds, "must be at least 1")
     require(args.local_epochs >= 1, "--local-epochs", args.local_epochs, "must be at least 1")
     require(args.batch_size >= 1, "--batch-size", args.batch_size, "must be at least 1")
-    require(0 < args.lr < math.inf, "--lr", args.lr, "must be above 0")
+    require(args.lr > 0, "--lr", args.lr, "must be above 0")
     require(0 <= args.momentum < 1, "--momentum", args.momentum, "must be in [0, 1)")
-    require(0 <= args.weight_decay < math.inf, "--weight-decay", args.weight_decay, "must be at least 0")
-    require(args.seed >= 0, "--seed", args.seed, "must be at least 0")
+    require(args.weight_decay >= 0, "--weight-decay", args.weight_decay, "must be at least 0")
+    require(0 <= args.seed < 2**32, "--seed", args.seed, "must be in [0, 2**32 - 1]")  # scikit-learn takes no more
     require(args.trials >= 1, "--trials", args.trials, "must be at least 1")
     require(args.trials == 1 or not args.resume, "--trials", args.trials, "cannot be resumed, a single run can")
     require(args.workers >= 0, "--workers", args.workers, "must be at least 0")
@@ -1467,7 +1474,7 @@ def parse(script, description, settings, add_flags, check, words=None):
     chosen, _ = first.parse_known_args(words)
 
     saved = None
-    if chosen.resume:
+    if chosen.resume is not None:
         saved = load_checkpoint(chosen.resume, script)
         preset = dict(saved["settings"])
     elif chosen.dataset in settings:

@@ -301,6 +301,14 @@ def test_distances_far_from_the_origin():
     assert away[0].tolist() == pytest.approx([5, 1e-9])
 
 
+def test_the_baseline():
+    """The most frequent class of the test images, a mean over clients."""
+    clients = []
+    for train, test in (([0, 1, 1, 2], [0, 0, 0, 1, 2, 1]), ([2, 2, 0], [2, 1])):
+        clients.append(common.Client(0, common.Images(None, torch.tensor(train)), common.Images(None, torch.tensor(test))))
+    assert common.baseline_accuracy(clients) == 100 * (2 + 1) / 8
+
+
 FEDERATIONS = [(5, 6, 4), (1, 5, 3), (8, 2, 2), (3, 1, 3), (20, 10, 8)]  # K clients, C classes, D features
 
 
@@ -548,6 +556,21 @@ def test_fedtgp_server(K, C):
     got, value = fedtgp.server_update(server, tensor(uploads), torch.tensor(owned), tensor(0.8), 1, args)
     agree(got, mlp(want), 1e-6, 1e-8)
     agree(value, losses[-1], 1e-6, 1e-8)
+
+
+def test_fedtgp_server_draws_its_batches_anew():
+    """The uploads in the same order in each round; the last batch's loss for the mean over the epoch's batches."""
+    uploads, owned = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(0)).double(), torch.ones(3, 4) > 0
+
+    def trained(t, lr, seed=0):
+        torch.manual_seed(7)
+        args = SimpleNamespace(seed=seed, server_epochs=1, batch_size=4, lr=lr)
+        server = fedtgp.GlobalPrototypes(4, 3).double()
+        return fedtgp.server_update(server, uploads, owned, tensor(0.8), t, args)
+    one, again, later, other = trained(1, 0.1)[0], trained(1, 0.1)[0], trained(2, 0.1)[0], trained(1, 0.1, seed=1)[0]
+    assert one.equal(again) and abs(one - later).max() > 1e-6 and abs(one - other).max() > 1e-6
+    prototypes, loss = trained(1, 1e-30)
+    agree(loss, margin_term(uploads.flatten(0, 1).numpy(), [0, 1, 2, 3] * 3, prototypes.numpy(), 0.8))
 
 
 @pytest.mark.parametrize("C", [1, 2, 4])

@@ -110,6 +110,14 @@ def test_classes_are_dealt_as_the_papers_say():
         assert set(row.nonzero()[0]) == {(i + j) % 100 for j in range(70)}
 
 
+def test_pathological_leaves_every_owner_two_batches():
+    """An owner of a class with a few of its images or none, where the random cuts are close together."""
+    y = np.arange(3000) % 10
+    for seed in range(20):
+        table = class_table(y, split(y, partition="pathological", clients=10, batch_size=10, seed=seed), 10)
+        assert ((table > 0).sum(1) == 2).all() and table[table > 0].min() >= 10  # two classes, together 20 images
+
+
 Y, DOMAIN = np.arange(3000) % 10, np.arange(3000) // 10 % 3  # 1,000 images a domain, 100 of them a class
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision
 
-import common
+import common, fedfm
 from conftest import GLOBAL, PERSONAL, every_script, log
 
 # ---- interface: all that these tests know of the inside, beside what clients are and hold (id, train, test, net
@@ -692,6 +692,60 @@ def test_participation(script, play):
         assert not models or [story.rows[t - 1][way] // models for way in ("up", "down")] == [2, 2]
     assert len({frozenset(ids) for ids in story.order.values()}) > 1
 
+@pytest.mark.parametrize("K, share, size", [(4, 0.7, 3), (20, 0.33, 7), (20, 0.02, 1), (7, 1.0, 7)])
+def test_the_number_of_participants(K, share, size):
+    """Rounded down, or nobody."""
+    args = common.argparse.Namespace(seed=0, participation=share)
+    assert len(common.participants(range(K), 1, args)) == size
+
+def test_the_server_begins_with_another_seed_elsewhere(play):
+    """Server or anchors the same for every --seed: only the clients' models would differ."""
+    for script, words in (("fedtgp", "--lr 1e-30"), ("fedlsa", "--lr 1e-30")):
+        one, other = [server_weights(script, play(script, f"{words} --seed {seed}", rounds=1).end) for seed in (0, 1)]
+        assert abs(one[0] - other[0]).max() > 0.1
+    one, other = [play("fedsa", f"--seed {seed}", rounds=1).rounds[1][0]["given"]["anchors"] for seed in (0, 1)]
+    assert abs(one - other).max() > 0.1
+
+def test_fedfm_normalises_as_the_data_set_wants(play):
+    """CIFAR-10's channels brought to [-1, 1], as those of other data sets."""
+    for name, mean in dict(cifar10=0.4914, mnist=0.5).items():
+        story = play("fedfm", f"--dataset {name}", rounds=1)
+        assert story.net.mean.flatten()[0] == pytest.approx(mean)
+
+def test_fedfm_validates_the_global_model_on_all_clients_images(play):
+    """The participants' images only, or each client's own model."""
+    story = play("fedfm", "--validation 0.5")
+    for t, records in story.rounds.items():
+        state, shares = average_model(records.values()), []
+        for client in story.clients.values():
+            guess = guesses(story.net, state, features(story.net, state, client.val.x))
+            shares.append(100 * np.mean([a == b for a, b in zip(guess, client.val.y.tolist())]))
+        near(story.rows[t - 1]["acc_validation"], np.mean(shares))
+
+def test_fedfm_augments_otherwise_in_each_round_and_for_each_client(monkeypatch):
+    """Eight equal images: with the same draws they would come out the same."""
+    seen, loss = [], fedfm.local_loss
+    monkeypatch.setattr(fedfm, "local_loss", lambda net, x, *rest: seen.append(sorted(names(x))) or loss(net, x, *rest))
+    x = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
+    x[:, :, 12:20, 8:16] = 200
+    args = common.argparse.Namespace(seed=0, local_epochs=1, batch_size=8, batches="all", lr=0.1, momentum=0.0,
+                                     weight_decay=0.0, augment=True, prox=0.0, match="cg", lam=0.0, temperature=1.0)
+    net = common.Net(torch.nn.Flatten(), torch.nn.Linear(4, 2), 4, 2)
+    for i, t in ((0, 1), (0, 1), (1, 1), (0, 2)):
+        client = common.Client(i, common.Images(x, torch.zeros(8).long()), net=copy.deepcopy(net))
+        fedfm.client_update(client, torch.zeros(2, 4), torch.zeros(2) > 0, t, args)
+    assert seen[0] == seen[1] and len({tuple(images) for images in seen}) == 3
+
+def test_each_client_holds_other_places_of_its_part_back(monkeypatch):
+    """One shuffle for all clients: in a sorted part all would test on the same places."""
+    monkeypatch.setattr(common, "partition", lambda *_: np.arange(60).reshape(3, 20))
+    data = dataset([[60]], [[0]])
+    args = common.argparse.Namespace(seed=0, partition="iid", clients=3, dataset="set", device="cpu")
+    place, held = {name: i for i, name in enumerate(names(data.x))}, []
+    for kept, rest in common.divide(data, torch.arange(60), 0.25, args):
+        held.append(sorted(place[name] % 20 for name in names(rest.x)))
+    assert held[0] != held[1] != held[2] != held[0]
+
 # ---- (b) no leaks
 
 PARTITIONS = ["iid", "dirichlet --beta 5", "missing --missing 1", "pathological --classes-per-client 3",
@@ -784,6 +838,15 @@ def test_what_a_client_does_with_its_model(script, words, order, play):
                 same(record["before"], state)
 
 @every_script
+def test_training_switches_the_model_to_train_mode(script, play):
+    """A model that is still in eval mode, from class means or a test, and keeps BatchNorm's statistics."""
+    story = play(script, BUSY, 2, None, real=True, prepare=lambda client, t: client.net.eval())
+    for records in story.rounds.values():
+        for record in records.values():
+            batches = list(common.minibatches(record["client"], record["t"], story.args))
+            assert sum(training for training, _ in record["seen"]) == len(batches)
+
+@every_script
 def test_momentum_starts_at_zero_in_each_round(script, play):
     """One step a round: momentum kept from the round before would show. Two steps: it is used."""
     words = "--lr 0.05 --batch-size 500" + {"fedlsa": " --server-steps 1"}.get(script, "")
@@ -820,13 +883,17 @@ def test_batches(script, play):
         labels = dict(zip(names(story.data.x), story.data.y.tolist()))
         assert [labels[name] for name in names(x)] == y.tolist()
 
-def test_fedsa_margin_is_of_the_model_before_training(play):
+@pytest.mark.parametrize("rule", ["average", "nearest"])
+def test_fedsa_margin_is_of_the_model_before_training(rule, play):
     """FedSA Eqs. 5-9, two steps in float64: a margin of the model after a step, of the anchors alone, the
-    smaller of both, or of the round before would lead elsewhere."""
+    smaller of both, of the round before, or by the other rule would lead elsewhere."""
+    def margin_of(points):
+        away = [[euclidean(a, b) for b in points if b is not a] for a in points]
+        return np.mean([min(row) for row in away]) if rule == "nearest" else np.sum(away) / (len(points) - 1) ** 2
     def larger(client, t):  # features, so that the clients' own margins exceed the anchors'
         for p in client.net.parameters():
             p.data *= 30 if t == 1 and p.dim() == 1 and client.id < 2 else 1
-    words = "--lam-r 0.1 --lam-mcl 2 --lam-cc 0.5 --distance euclidean --projection linear"
+    words = f"--lam-r 0.1 --lam-mcl 2 --lam-cc 0.5 --distance euclidean --projection linear --margin {rule}"
     story = play("fedsa", f"{words} --momentum 0 --lr 0.002 --local-epochs 2 --batch-size 500", 2,
                  {1: [0, 1, 2], 2: [1, 3]}, real=True, prepare=larger)
     larger_own = []
@@ -834,8 +901,7 @@ def test_fedsa_margin_is_of_the_model_before_training(play):
         anchors, (x, y) = record["given"]["anchors"], record["client"].train
         means = class_means(story.net, record["before"], record["client"].train)
         own = [mean for mean, _ in means.values()]
-        margins = [sum(euclidean(a, b) for a in points for b in points) / (len(points) - 1) ** 2
-                   for points in (anchors, own)]                                                 # Eq. 6
+        margins = [margin_of(points) for points in (list(anchors), own)]                         # Eq. 6
         larger_own.append(margins[1] > margins[0] + 0.1)
         net, A, n, losses = copy.deepcopy(story.net), torch.tensor(anchors), len(y), []
         net.load_state_dict(record["before"])
