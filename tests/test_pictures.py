@@ -77,7 +77,7 @@ def test_comparing_runs(run, tmp_path, capsys):
 
 
 def test_published_logs_are_read(tmp_path, capsys):
-    folders = sorted((ROOT / ".github" / "results").glob("*/*/"))
+    folders = sorted(path.parent for path in (ROOT / ".github" / "results").glob("*/*/args.json"))
     assert len(folders) > 100
     (tmp_path / "here").symlink_to(folders[0])  # pictures go beside the first
     common.compare([tmp_path / "here", *folders[1:]])

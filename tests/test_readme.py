@@ -4,14 +4,18 @@ import importlib
 import inspect
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from conftest import ROOT, SMALL, arguments, log
 from readme import commands, seventh_method
 
 GITHUB = ROOT / ".github"
+PATCHES = GITHUB / "results" / "cifar10-device" / "patches"
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [
     ROOT / "README.md", *sorted(GITHUB.glob("*.md")), *sorted(GITHUB.glob("papers/*.md")), *sorted(GITHUB.glob("class/*.md")),
     *sorted(GITHUB.glob("results/**/*.md"))]}
@@ -27,7 +31,7 @@ def test_links(page):
 
 def all_commands():
     for page, text in PAGES.items():
-        if page.startswith(".github/results/cifar10-device"):
+        if page == ".github/results/cifar10-device/README.md":
             continue  # some of its rows are the published code's
         for command in commands(text):
             yield page, command
@@ -59,6 +63,23 @@ def test_the_seventh_method(tmp_path, run, monkeypatch):
     sys.modules.pop("fedcon")
     assert one[-1]["accuracy"] > 30  # chance is 10; the contrast counts from round 2 on
     assert one[0]["loss"] == plain[0]["loss"] and one[-1]["loss"] > plain[-1]["loss"] + 0.1
+
+
+@pytest.mark.parametrize("patch", sorted(PATCHES.glob("*.patch")), ids=lambda patch: patch.name)
+def test_the_patches_behind_rows_of_the_results(tmp_path, patch):
+    """Each applies to the scripts as they are, and the page beside it has a section with a command for it."""
+    for script in ROOT.glob("*.py"):
+        shutil.copy(script, tmp_path)
+    subprocess.run(["git", "apply", "--check", patch], cwd=tmp_path, check=True)
+    assert f"git apply {patch.relative_to(ROOT)}" in (PATCHES / "README.md").read_text()
+
+
+def test_the_rows_behind_patches():
+    """The page names logs that exist; counts.csv deals out 6,000 images of each class to 100 clients."""
+    rows = re.findall(r"`(fed\w+-[\w-]+-s\d)`", (PATCHES / "README.md").read_text())
+    assert rows and all((PATCHES.parent / row / "log.csv").exists() for row in rows)
+    counts = np.loadtxt(PATCHES / "counts.csv", int, delimiter=",")
+    assert counts.shape == (100, 10) and (counts.sum(0) == 6000).all()
 
 
 @pytest.mark.parametrize("script", EQUATIONS)

@@ -11,20 +11,20 @@ OURS = [  # log, label, colour, line
     ("fedproto-off-s0", "fedproto.py --lam 0: no guidance", "grey", "-"),
     ("fedproto-s0", "fedproto.py", "C0", "-"),
     ("fedtgp-s0", "fedtgp.py", "C2", "-"),
-    ("fedsa-s0", "fedsa.py", "C1", "-"),
-    ("fedsa-mcl1-s0", "fedsa.py --lam-mcl 1", "C1", "--")]
+    ("fedsa-s0", "fedsa.py --distance mse --lam-r 10 --projection mlp", "C1", "-"),
+    ("fedsa-mcl1-s0", "the same with --lam-mcl 1", "C1", "--")]
 AUTHORS = [
     ("fedproto-partition-s0", "fedproto.py, the partition only", "C0", "--"),
     ("fedproto-theirs-s0", "fedproto.py", "C0", "-"),
     ("fedtgp-theirs-s0", "fedtgp.py", "C2", "-"),
-    ("fedsa-theirs-s0", "fedsa.py", "C1", "-")]
+    ("fedsa-theirs-s0", "fedsa.py --distance mse --lam-r 10 --projection mlp", "C1", "-")]
 THEIRS = [
     ("htfllib-fedproto-s0.log", "FedProto in HtFLlib", "C0", "-"),
     ("fedproto-htfllib-s0", "fedproto.py, its settings", "C0", "--"),
     ("htfllib-fedtgp-s0.log", "FedTGP in HtFLlib", "C2", "-"),
-    ("fedtgp-before-htfllib-s0", "fedtgp.py, its settings, --uploads before", "C2", "--"),
+    ("fedtgp-htfllib-before-s0", "fedtgp.py, its settings, --uploads before", "C2", "--"),
     ("fedsa-official-s0.log", "FedSA, its authors' code", "C1", "-"),
-    ("fedsa-fixed-s0", "fedsa.py --batches fixed", "C1", "--")]
+    ("fedsa-fixed-s0", "fedsa.py with their flags, but Eq. 6", "C1", "--")]
 PAPER = {"FedProto": (87.49, "C0"), "FedTGP": (87.98, "C2"), "FedSA": (88.78, "C1")}  # FedSA Table 1
 
 
@@ -42,7 +42,7 @@ def read(log):
 
 figure = plt.figure(figsize=(11, 13), layout="constrained")
 PARTS = [  # heading, lines, last round, lowest accuracy left and right, stars
-    ("These scripts, their defaults", OURS, 1000, (76, 60), PAPER),
+    ("These scripts", OURS, 1000, (76, 60), PAPER),
     ("These scripts, partition and settings of the authors' code", AUTHORS, 1000, (76, 60), PAPER),
     ("Published code, beside these scripts with its settings", THEIRS, 300, (76, 35), {})]
 for part, (heading, lines, last, lowest, stars) in zip(figure.subfigures(len(PARTS), 1), PARTS):
