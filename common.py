@@ -156,12 +156,15 @@ def for_each_client(function, clients, *arguments, workers):
             show_progress(f"client {n}/{len(clients)}")
         return results
     jobs = {}
-    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    try:
         for client in sorted(clients, key=number_of_images, reverse=True):  # no worker waits long at the end
             jobs[client.id] = pool.submit(function, client, *arguments)
         for n, job in enumerate(as_completed(jobs.values()), start=1):
             job.result()
             show_progress(f"client {n}/{len(clients)}")
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C no further client begins
     return [jobs[client.id].result() for client in clients]
 
 
@@ -743,15 +746,15 @@ def download(name, folder, size):
         options = [{"split": "train"}, {"split": "test"}]
     else:
         options = [{"train": True}, {"train": False}]
-    new = not root.exists()
+    new = [place for place in (root, root.parent) if not place.exists()]
     if not (root / f"{name}-{size}px.pt").exists():
         print(f"no folder {folder}; downloading {name} to {root} ...", flush=True)
     try:
         parts = [kind(root, download=True, **option) for option in options]
     except Exception as error:
-        if new:
-            shutil.rmtree(root, ignore_errors=True)
-        exit_without_data(folder, f"not there, and the download failed ({error}); no internet?")
+        for place in new:  # no empty folder stays
+            shutil.rmtree(place, ignore_errors=True)
+        exit_without_data(folder, f"not there, and the download failed; no internet? ({' '.join(str(error).split())})")
 
     def make():
         everything = torch.utils.data.ConcatDataset(parts)
@@ -1526,7 +1529,10 @@ def run_script(script, description, main, settings, add_flags, check=None, words
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
         args.seed = seed
-        results.append(main(args))
+        try:
+            results.append(main(args))
+        except KeyboardInterrupt:
+            sys.exit("\nstopped by Ctrl-C")
     if args.trials > 1:
         for name in results[0]:
             print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")
