@@ -692,6 +692,13 @@ def test_participation(script, play):
         assert not models or [story.rows[t - 1][way] // models for way in ("up", "down")] == [2, 2]
     assert len({frozenset(ids) for ids in story.order.values()}) > 1
 
+def test_workers_give_results_in_the_clients_order():
+    """In the order in which clients are begun or end: models would be averaged with the sizes of others."""
+    clients = [common.Client(i, common.Images(None, torch.zeros(n))) for i, n in enumerate((3, 9, 5, 7))]
+    for workers in (1, 2, 3):
+        numbers = common.for_each_client(lambda client, add: client.id + add, clients, 10, workers=workers)
+        assert numbers == [10, 11, 12, 13]
+
 @pytest.mark.parametrize("K, share, size", [(4, 0.7, 3), (20, 0.33, 7), (20, 0.02, 1), (7, 1.0, 7)])
 def test_the_number_of_participants(K, share, size):
     """Rounded down, or nobody."""
