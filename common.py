@@ -628,7 +628,7 @@ PIXELS = {"mnist": 28, "fmnist": 28, "usps": 16, "flowers102": 64, "tinyimagenet
 
 
 def load_dataset(args):
-    """The images of --dataset, on the CPU: embedded, from a folder, or downloaded by torchvision."""
+    """The images of --dataset, on the CPU: built in, from a folder, or downloaded by torchvision."""
     folder = Path(args.data, args.dataset)
     size = args.image_size or PIXELS.get(args.dataset, 32)
     if args.dataset == "glyphs":
@@ -772,7 +772,7 @@ def download(name, folder, size):
     return Dataset(x, y, torch.zeros_like(y), test, list(classes), [name])
 
 
-# --- glyphs: the embedded data set ----------------------------------------------------------------
+# --- glyphs: the built-in data set ----------------------------------------------------------------
 
 FONTS = ["DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSansMono-Bold",
          "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "STIXGeneral", "STIXGeneralBol",
@@ -890,7 +890,7 @@ class Run:
       * `modules` lists every model that lasts over rounds: the clients' own or the global one, and the server's.
       * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round.
       * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}, and `headline` names the one
-        that comes first."""
+        that comes first. Tables and figures show the predictions "classifier", "prototype" and "test"."""
 
     def __init__(self, args, headline, modules):
         self.args = args
@@ -1070,24 +1070,22 @@ matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": 
                             "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150})
 
 
-def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, tests=None):
+def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, tests=None, baseline=None):
     """partition.png, curves.png and features.png; margins.png, too, where the server holds prototypes.
 
     prototypes (G, D) of classes (G,): what the server holds. net, tests: the global model and the server's test
-    images by domain; without them every client has its own."""
+    images by domain; without them every client has its own. baseline: as in `summarize`."""
     args = run.args
     if args.no_plots:
         return
-    show_progress("drawing pictures")
-    baseline = None
     if net is None:
-        baseline = baseline_accuracy(clients)
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id}": (client.net, client.test) for client in largest}
     else:
         groups = {name: (net, images) for name, images in tests.items()}
 
     figures = {"partition": plot_partition(clients, data.classes), "curves": plot_curves(run.rows, baseline)}
+    show_progress("drawing features.png")
     figures["features"] = plot_features(groups, prototypes, classes, data.classes, args.seed)
     if prototypes is not None and len(prototypes):
         figures["margins"] = plot_margins(clients, prototypes, classes, data.classes)
@@ -1110,7 +1108,7 @@ def plot_partition(clients, names):
     """A dot's area is how many training images of a class a client has."""
     counts = np.stack([np.bincount(client.train.y.cpu(), minlength=len(names)) for client in clients])
     K, C = counts.shape
-    figure = Figure(figsize=(3 + min(12, K / 3), 2 + min(9, C / 3)))
+    figure = Figure(figsize=(max(6, 3 + min(12, K / 3)), 2 + min(9, C / 3)))
     axis = figure.subplots()
     client, kind = np.nonzero(counts)
     area = 400 * min(1, 10 / C) ** 2 / counts.max()
@@ -1136,7 +1134,7 @@ def plot_curves(rows, baseline=None):
             left.plot(*column(rows, name), marker=".", label=name.removeprefix("acc_"))
     if baseline is not None:
         left.axhline(baseline, color="grey", linestyle="--", label="most frequent class")
-    left.set(xlabel="round", ylabel="test accuracy (%)")
+    left.set(xlabel="round", ylabel="accuracy (%)")
     left.legend()
     right.plot(*column(rows, "loss"), marker=".", label="mean over clients")
     if "server_loss" in rows[-1]:
@@ -1212,7 +1210,8 @@ def plot_margins(clients, prototypes, classes, names):
     """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D) of classes (G,)."""
     C = len(names)
     table = []
-    for client in clients:
+    for n, client in enumerate(clients, start=1):
+        show_progress(f"drawing margins.png: client {n}/{len(clients)}")
         means, counts = class_means(client.net, client.train)
         owned = counts.nonzero().flatten()
         table.append(margins(means[owned], owned, C))
@@ -1224,7 +1223,7 @@ def plot_margins(clients, prototypes, classes, names):
     axis.plot(table.mean(0), "o", label="mean of the clients that have the class")
     axis.plot(np.ma.masked_invalid(margins(prototypes, classes, C)), "*", markersize=12, label="server")
     label_classes(axis.xaxis, names)
-    if C > 10:
+    if C > 10 or max(len(str(name)) for name in names) > 10:
         axis.tick_params(axis="x", rotation=90)
     axis.set(xlabel="class", ylabel="distance to the nearest other class\n(higher: better separated)")
     axis.margins(y=0.12)
@@ -1248,18 +1247,29 @@ def read_log(path):
 def compare(folders):
     """Print a table of runs for each data set, and draw compare-<dataset>.png beside the first folder.
 
-    Runs whose folders differ in the seed alone are one row: mean ± std."""
-    tables = {}  # {dataset: {name: {seed: rows}}}
+    Runs whose folders and settings differ in the seed alone are one row: mean ± std."""
+    groups = {}  # {(data set, folder without its seed, settings without their seed): {seed: rows}}
     for folder in map(Path, folders):
-        rows = read_log(folder / "log.csv") if (folder / "log.csv").exists() else []
+        if not (folder / "log.csv").exists() or not (folder / "args.json").exists():
+            continue
+        rows = read_log(folder / "log.csv")
         if not rows:
             continue
         about = json.loads((folder / "args.json").read_text())
-        name = re.sub(rf"-s{about['seed']}\b", "", folder.name)
-        table = tables.setdefault(about["dataset"], {})
-        table.setdefault(name, {})[about["seed"]] = rows
-    if not tables:
+        seed = about.pop("seed")
+        place = folder.with_name(re.sub(rf"-s{seed}\b", "", folder.name))
+        key = about["dataset"], place, json.dumps(about)
+        groups.setdefault(key, {})[seed] = rows
+    if not groups:
         fail("no run folders given; try: python common.py runs/*")
+
+    tables = {}  # {data set: {name of the row: {seed: rows}}}
+    for (dataset, place, _), runs in groups.items():
+        table = tables.setdefault(dataset, {})
+        name = place.name
+        if name in table:  # of another folder, or with other settings
+            name = f"{place}, seed {min(runs)}"
+        table[name] = runs
 
     for dataset, table in tables.items():
         print(f"\n{dataset}; a best round is picked on test images, fedfm's on validation images")
@@ -1269,7 +1279,8 @@ def compare(folders):
             for kind in predictions(next(iter(runs.values()))):
                 best = [best_round(rows, kind)[0] for rows in runs.values()]
                 final = [rows[-1][f"acc_{kind}"] for rows in runs.values()]
-                rounds = max(int(rows[-1]["round"]) for rows in runs.values())
+                last = [int(rows[-1]["round"]) for rows in runs.values()]
+                rounds = last[0] if min(last) == max(last) else f"{min(last)} to {max(last)}"
                 print(f"| {name} | {seeds} | {kind} | {mean_std(best)} | {mean_std(final)} | {rounds} |")
         path = Path(folders[0]).parent / f"compare-{dataset}.png"
         plot_comparison(dataset, table).savefig(path)
@@ -1295,9 +1306,11 @@ def plot_comparison(dataset, table):
             if not shared:
                 continue
             values = np.array([[curve[t] for t in shared] for curve in curves])  # (seeds, rounds)
-            line, = axis.plot(shared, values.mean(0), color=f"C{n % 10}", linestyle=("-", "--", ":")[n // 10 % 3])
+            style = ("-", "--", ":")[n // 10 % 3]
+            line, = axis.plot(shared, values.mean(0), marker=".", color=f"C{n % 10}", linestyle=style)
             axis.fill_between(shared, values.min(0), values.max(0), color=f"C{n % 10}", alpha=0.15)
             handles[name] = line
+        axis.xaxis.get_major_locator().set_params(integer=True)
     figure.suptitle(dataset)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
     return figure
@@ -1343,7 +1356,7 @@ def make_parser(description):
 
     group = parser.add_argument_group("data")
     group.add_argument("--dataset", default="glyphs",
-                       help=f"glyphs (embedded), {', '.join(TORCHVISION)}, or a folder of images under --data")
+                       help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     group.add_argument("--data", default="./data", help="folder of image folders and downloads")
     group.add_argument("--subset", type=float, default=1.0, help="share of all images to use, drawn at random")
     group.add_argument("--image-size", type=int, help="height and width in pixels; else the data set's own")
@@ -1498,8 +1511,7 @@ def parse(script, description, settings, add_flags, check, words=None):
     parser.set_defaults(script=script, **preset)
     args = parser.parse_args(words)
     check_shared_flags(args)
-    if check:
-        check(args)
+    check(args)
     if saved:
         for name, value in settings_of(args).items():
             before = saved["settings"].get(name)
@@ -1516,7 +1528,7 @@ def parse(script, description, settings, add_flags, check, words=None):
     return args
 
 
-def run_script(script, description, main, settings, add_flags, check=None, words=None):
+def run_script(script, description, main, settings, add_flags, check, words=None):
     """Call main(args) once for each seed of --trials.
 
     settings: {dataset: {flag: value}}, with "default" for data sets that are not named, and "domains" for image

@@ -5,7 +5,7 @@ With heterogeneous data each client learns a feature space of its own. FedFM giv
 mean features of each class, and matches every feature to the anchor of its class, so that the averaged models share
 one space.
 
-One round (K participants, C classes, C_k of them at client k, D features, d weights in the model):
+One round (K participants, C classes, C_k of them at client k, D features, d numbers in the model):
   1. The server sends the model.                                                       down: d numbers
      Each participant sends its class means, computed with this model (Eq. 8), and its class
      counts. (In the paper's traffic all C means count, but no class counts do.)       up: C_k · (D + 1)
@@ -58,7 +58,7 @@ def main(args):
     run = Run(args, headline="test", modules=modules)
     anchors = torch.zeros(C, D, device=args.device)
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # which classes have an anchor
-    anchors, known = run.resume((anchors, known))
+    anchors, known = run.resume((anchors, known))                     # with --resume: the saved ones, and models
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -79,9 +79,10 @@ def main(args):
             anchors, known, uploads, up, down = lite_round(net, clients, chosen, anchors, known, t, args)
 
         scores = evaluate_global(net, tests, t, args)                 # {} in a round that --eval-every leaves out
-        accuracies = [accuracy(net, client.val) for client in clients if scores and len(client.val.y) > 0]
-        if accuracies:
-            scores["validation"] = sum(accuracies) / len(accuracies)
+        if scores:
+            accuracies = [accuracy(net, client.val) for client in clients if len(client.val.y) > 0]
+            if accuracies:                                            # none with --validation 0
+                scores["validation"] = sum(accuracies) / len(accuracies)
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, (anchors, known))
 
@@ -96,7 +97,7 @@ def main(args):
 def client_update(client, anchors, known, t, args):
     """Train the client's copy of the global model for E epochs (Eq. 10) -> Upload."""
     start = [weights.detach().clone() for weights in client.net.parameters()]     # for --prox
-    rng = generator(args.seed, "augment", t, client.id)                           # for --augment
+    rng = generator(args.seed, "augment", t, client.id)               # for --augment
 
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
@@ -166,8 +167,8 @@ def class_means_of(client):
 def new_anchors(chosen, anchors, known, args):
     """Eqs. 8 and 9 with the models that the participants hold now -> anchors (C, D), known (C,), numbers sent up."""
     replies = for_each_client(class_means_of, chosen, workers=args.workers)
-    local = torch.stack([means for means, _ in replies])                                   # (K, C, D)
-    counts = torch.stack([counts for _, counts in replies])                                # (K, C)
+    local = torch.stack([means for means, _ in replies])              # (K, C, D)
+    counts = torch.stack([counts for _, counts in replies])           # (K, C)
     if args.aggregate == "uniform":
         numbers_up = local.numel()               # all C anchors are sent, so that nobody sees which classes are absent
     else:
@@ -191,6 +192,70 @@ def aggregate_anchors(local, counts, anchors, known, aggregate="weighted"):
     mean = (local * weights[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     uploaded = total > 0
     return torch.where(uploaded[:, None], mean, anchors), known | uploaded
+
+
+# --- FedFM-Lite -------------------------------------------------------------------------------------
+
+def lite_round(net, clients, chosen, anchors, known, t, args):
+    """A round with one handshake (Section VI): the anchors come from the local models after training, from round T_s
+    on, and serve in the next round -> anchors, known, uploads, numbers up, numbers down.
+
+    The paper says that models travel every a rounds. Here rounds 1, a + 1, ... begin by sending the model to all
+    clients. Rounds a, 2a, ... and the last end by averaging the participants' models. In between clients keep their
+    models, and the global one does not change. As the last round is special, a run that is resumed to more --rounds
+    differs from one that had them from the start."""
+    d = model_size(net)
+    up, down = 0, len(chosen) * known.sum() * args.feature_dim
+    if (t - 1) % args.model_every == 0:
+        down += len(clients) * d
+        for client in clients:
+            client.net.load_state_dict(net.state_dict())
+
+    uploads = for_each_client(client_update, chosen, anchors, known, t, args, workers=args.workers)
+
+    if t % args.model_every == 0 or t == args.rounds:
+        up += len(chosen) * d
+        models = [upload.model for upload in uploads]
+        sizes = [len(client.train.y) for client in chosen]
+        net.load_state_dict(average(models, sizes))                                        # Eq. 11
+    if args.lam > 0 and args.warmup <= t < args.rounds:               # after the last round nobody would use them
+        anchors, known, numbers_up = new_anchors(chosen, anchors, known, args)             # Eqs. 8, 9
+        up += numbers_up
+    return anchors, known, uploads, up, down
+
+
+# --- CIFAR-100's augmentation; how well features separate -------------------------------------------
+
+def augment(x, rng):
+    """Random crop with 4 pixels of padding, horizontal flip, and rotation by up to 15 degrees, drawn for each image.
+
+    x (B, channels, height, width) uint8 -> floats in [0, 255]; nearest pixels, black outside."""
+    B = len(x)
+    angle = rng.uniform(-np.pi / 12, np.pi / 12, B)
+    flip = rng.choice([-1.0, 1.0], B)
+    dx, dy = rng.integers(-4, 5, (2, B)) * 2 / x.shape[-1]            # in affine_grid's units the width is 2
+    row1 = [flip * np.cos(angle), -np.sin(angle), dx]
+    row2 = [flip * np.sin(angle), np.cos(angle), dy]
+    theta = np.stack([*row1, *row2], axis=1).reshape(B, 2, 3)
+    grid = F.affine_grid(torch.from_numpy(theta).float().to(x.device), x.shape, align_corners=False)
+    return F.grid_sample(x.float(), grid, mode="nearest", align_corners=False)
+
+
+def cluster_quality(net, tests, seed):
+    """How well classes separate in the features, as text: NMI of K-means clusters with the classes, and the silhouette
+    of the classes (Table V). We take 2,000 test images; the paper gives no number. Needs scikit-learn."""
+    try:
+        from sklearn.cluster import KMeans
+        from sklearn.metrics import normalized_mutual_info_score, silhouette_score
+    except ImportError:
+        return "NMI and silhouette of the features: pip install scikit-learn"
+    x = torch.cat([images.x for images in tests.values()])
+    y = torch.cat([images.y for images in tests.values()])
+    index = torch.from_numpy(generator(seed, "clusters").permutation(len(y))[:2000]).to(y.device)
+    z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
+    clusters = KMeans(net.classes, n_init=10, random_state=seed).fit_predict(z)
+    nmi = normalized_mutual_info_score(y, clusters)
+    return f"features of {len(y)} test images: NMI {nmi:.3f}, silhouette {silhouette_score(z, y):.3f}"
 
 
 # --- settings ---------------------------------------------------------------------------------------
@@ -265,70 +330,6 @@ def check(args):
     require(args.model_every == 1 or args.lite, "--model-every", args.model_every, "must be 1 without --lite")
     require(args.prox >= 0, "--prox", args.prox, "must be at least 0")
     require(0 <= args.validation < 1, "--validation", args.validation, "must be in [0, 1)")
-
-
-# --- FedFM-Lite -------------------------------------------------------------------------------------
-
-def lite_round(net, clients, chosen, anchors, known, t, args):
-    """A round with one handshake (Section VI): the anchors come from the local models after training, from round T_s
-    on, and serve in the next round -> anchors, known, uploads, numbers up, numbers down.
-
-    The paper says that models travel every a rounds. Here rounds 1, a + 1, ... begin by sending the model to all
-    clients. Rounds a, 2a, ... and the last end by averaging the participants' models. In between clients keep their
-    models, and the global one does not change. As the last round is special, a run that is resumed to more --rounds
-    differs from one that had them from the start."""
-    d = model_size(net)
-    up, down = 0, len(chosen) * known.sum() * args.feature_dim
-    if (t - 1) % args.model_every == 0:
-        down += len(clients) * d
-        for client in clients:
-            client.net.load_state_dict(net.state_dict())
-
-    uploads = for_each_client(client_update, chosen, anchors, known, t, args, workers=args.workers)
-
-    if t % args.model_every == 0 or t == args.rounds:
-        up += len(chosen) * d
-        models = [upload.model for upload in uploads]
-        sizes = [len(client.train.y) for client in chosen]
-        net.load_state_dict(average(models, sizes))                                        # Eq. 11
-    if args.lam > 0 and args.warmup <= t < args.rounds:               # after the last round nobody would use them
-        anchors, known, numbers_up = new_anchors(chosen, anchors, known, args)             # Eqs. 8, 9
-        up += numbers_up
-    return anchors, known, uploads, up, down
-
-
-# --- CIFAR-100's augmentation; how well features separate -------------------------------------------
-
-def augment(x, rng):
-    """Random crop with 4 pixels of padding, horizontal flip, and rotation by up to 15 degrees, drawn for each image.
-
-    x (B, channels, height, width) uint8 -> floats in [0, 255]; nearest pixels, black outside."""
-    B = len(x)
-    angle = rng.uniform(-np.pi / 12, np.pi / 12, B)
-    flip = rng.choice([-1.0, 1.0], B)
-    dx, dy = rng.integers(-4, 5, (2, B)) * 2 / x.shape[-1]            # in affine_grid's units the width is 2
-    row1 = [flip * np.cos(angle), -np.sin(angle), dx]
-    row2 = [flip * np.sin(angle), np.cos(angle), dy]
-    theta = np.stack([*row1, *row2], axis=1).reshape(B, 2, 3)
-    grid = F.affine_grid(torch.from_numpy(theta).float().to(x.device), x.shape, align_corners=False)
-    return F.grid_sample(x.float(), grid, mode="nearest", align_corners=False)
-
-
-def cluster_quality(net, tests, seed):
-    """How well classes separate in the features, as text: NMI of K-means clusters with the classes, and the silhouette
-    of the classes (Table V). We take 2,000 test images; the paper gives no number. Needs scikit-learn."""
-    try:
-        from sklearn.cluster import KMeans
-        from sklearn.metrics import normalized_mutual_info_score, silhouette_score
-    except ImportError:
-        return "NMI and silhouette of the features: pip install scikit-learn"
-    x = torch.cat([images.x for images in tests.values()])
-    y = torch.cat([images.y for images in tests.values()])
-    index = torch.from_numpy(generator(seed, "clusters").permutation(len(y))[:2000]).to(y.device)
-    z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
-    clusters = KMeans(net.classes, n_init=10, random_state=seed).fit_predict(z)
-    nmi = normalized_mutual_info_score(y, clusters)
-    return f"features of {len(y)} test images: NMI {nmi:.3f}, silhouette {silhouette_score(z, y):.3f}"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ the domains and lie too close together. FedLSA learns its anchors on the server,
 averaged classifier must tell them apart, and they must keep away from each other on the unit sphere. Clients then
 gather their features, also on the sphere, around the anchor of their class.
 
-One round (K participants, C classes, L features, d weights in the model):
+One round (K participants, C classes, L features, d numbers in the model):
   1. The server trains the anchors against the frozen global classifier for E_s steps (Eqs. 3-5).
   2. It sends the model and the anchors to each participant.                           down: d + C · L numbers
   3. Each participant trains the model: cross-entropy (Eq. 9) + λ · compactness (Eq. 8), together Eq. 10.

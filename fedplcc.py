@@ -59,7 +59,7 @@ def main(args):
     net = build_net(data, args)                                       # the global model
     clients, tests = make_federation(data, net, args)
     D, d = args.feature_dim, model_size(net)
-    uses_prototypes = args.lam_contra > 0 or args.lam_corr > 0                 # else FedAvg: no prototypes travel
+    uses_prototypes = args.lam_contra > 0 or args.lam_corr > 0        # else FedAvg: no prototypes travel
 
     run = Run(args, headline="test", modules=[net])
     nothing = torch.zeros(0, device=args.device)                      # there are no prototypes before round 1
@@ -80,7 +80,7 @@ def main(args):
         up = len(chosen) * d
         if uses_prototypes:
             local = [upload.prototypes for upload in uploads]
-            up += sum(len(prototypes.weights) for prototypes in local) * (D + 1)
+            up += sum(len(sent.weights) for sent in local) * (D + 1)
             prototypes = global_prototypes(local, args)                                    # Eqs. 10, 11
 
         scores = evaluate_global(net, tests, t, args)

@@ -32,8 +32,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from common import (Run, class_means, draw_pictures, evaluate_personal, for_each_client, load_dataset, make_clients,
-                    minibatches, baseline_accuracy, participants, require, run_script, summarize)
+from common import (Run, baseline_accuracy, class_means, draw_pictures, evaluate_personal, for_each_client,
+                    load_dataset, make_clients, minibatches, participants, require, run_script, summarize)
 
 
 class Upload(NamedTuple):
@@ -60,8 +60,8 @@ def main(args):
 
         local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (K, C)
-        mean, uploaded = weighted_mean(local, counts, args.aggregate)                          # Eq. 3
-        prototypes = torch.where(uploaded[:, None], mean, prototypes)     # an absent class keeps its prototype
+        mean, uploaded = weighted_mean(local, counts, args.aggregate)                      # Eq. 3
+        prototypes = torch.where(uploaded[:, None], mean, prototypes)   # an absent class keeps its prototype
         known = known | uploaded
 
         up = (counts > 0).sum() * D
@@ -71,8 +71,10 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, (prototypes, known))
 
-    draw_pictures(run, data, clients, prototypes=prototypes[known], classes=known.nonzero().flatten())
-    return summarize(run, baseline=baseline_accuracy(clients))
+    baseline = baseline_accuracy(clients)
+    draw_pictures(run, data, clients, baseline=baseline, prototypes=prototypes[known],
+                  classes=known.nonzero().flatten())
+    return summarize(run, baseline)
 
 
 # --- client -----------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate_personal, for_each_client,
-                    load_dataset, make_clients, minibatches, baseline_accuracy, participants, require, run_script,
+from common import (GROUPS, Run, baseline_accuracy, class_means, distances, draw_pictures, evaluate_personal,
+                    for_each_client, load_dataset, make_clients, minibatches, participants, require, run_script,
                     seeded, summarize)
 
 
@@ -67,16 +67,18 @@ def main(args):
 
         local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (K, C)
-        mean, uploaded = weighted_mean(local, counts)                                          # Eq. 3
-        anchors = ema(anchors, mean, uploaded, args.alpha)                                     # Eq. 10
+        mean, uploaded = weighted_mean(local, counts)                                      # Eq. 3
+        anchors = ema(anchors, mean, uploaded, args.alpha)                                 # Eq. 10
 
         scores = evaluate_personal(clients, anchors, t, args)
         up, down = (counts > 0).sum() * (D + 1), len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, anchors)
 
-    draw_pictures(run, data, clients, prototypes=anchors, classes=torch.arange(C, device=args.device))
-    return summarize(run, baseline=baseline_accuracy(clients))
+    baseline = baseline_accuracy(clients)
+    draw_pictures(run, data, clients, baseline=baseline, prototypes=anchors,
+                  classes=torch.arange(C, device=args.device))
+    return summarize(run, baseline)
 
 
 # --- client -----------------------------------------------------------------------------------------

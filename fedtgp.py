@@ -35,9 +35,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (Run, batches, class_means, distances, draw_pictures, evaluate_personal, for_each_client, generator,
-                    load_dataset, make_clients, minibatches, baseline_accuracy, participants, require, run_script,
-                    seeded, summarize)
+from common import (Run, baseline_accuracy, batches, class_means, distances, draw_pictures, evaluate_personal,
+                    for_each_client, generator, load_dataset, make_clients, minibatches, participants, require,
+                    run_script, seeded, summarize)
 
 
 class Upload(NamedTuple):
@@ -77,8 +77,10 @@ def main(args):
                    server_loss=server_loss, margin=margin)
         run.checkpoint(t, (prototypes, known))
 
-    draw_pictures(run, data, clients, prototypes=prototypes[known], classes=known.nonzero().flatten())
-    return summarize(run, baseline=baseline_accuracy(clients))
+    baseline = baseline_accuracy(clients)
+    draw_pictures(run, data, clients, baseline=baseline, prototypes=prototypes[known],
+                  classes=known.nonzero().flatten())
+    return summarize(run, baseline)
 
 
 # --- client -----------------------------------------------------------------------------------------
@@ -88,7 +90,6 @@ def client_update(client, prototypes, known, t, args):
 
     In the paper (Algorithm 1) a client sends the class means of the trained model. With --uploads before they are
     those of the model before it trains, as in the authors' code."""
-    before, counts = None, None
     if args.uploads == "before":
         before, counts = class_means(client.net, client.train)
 

@@ -76,6 +76,23 @@ def test_comparing_runs(run, tmp_path, capsys):
     assert stop.value.code == 2
 
 
+def test_runs_of_one_name_that_differ_are_not_averaged_or_hidden(run, tmp_path, capsys):
+    """The same seed in another folder, and a seed with other settings, are rows of their own."""
+    one = run("fedfm", SMALL["fedfm"])
+    about, text = json.loads((one.folder / "args.json").read_text()), (one.folder / "log.csv").read_text()
+    for place, seed, lam in (("elsewhere", 0, about["lam"]), ("elsewhere", 1, 0.5)):
+        folder = tmp_path / place / f"fedfm-glyphs-s{seed}"
+        folder.mkdir(parents=True)
+        (folder / "args.json").write_text(json.dumps(about | {"seed": seed, "lam": lam}))
+        (folder / "log.csv").write_text(text)
+    (tmp_path / "elsewhere" / "fedfm-glyphs-s2").mkdir()
+    (tmp_path / "elsewhere" / "fedfm-glyphs-s2" / "log.csv").touch()
+    common.compare([one.folder, *sorted((tmp_path / "elsewhere").iterdir())])
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| fed")
+            or line.startswith("| /")]
+    assert [row[1] for row in rows] == ["0", "0", "1"] and len({row[0] for row in rows}) == 3
+
+
 def test_published_logs_are_read(tmp_path, capsys):
     folders = sorted(path.parent for path in (ROOT / ".github" / "results").glob("*/*/args.json"))
     assert len(folders) > 100

@@ -41,7 +41,7 @@ def all_commands():
                 yield f"{script}.py", re.split(r"\s{2,}", line.strip())[0]
 
 
-@pytest.mark.parametrize("page, command", all_commands())
+@pytest.mark.parametrize("page, command", list(all_commands()))
 def test_every_command_is_one_that_runs(page, command):
     """That it parses, that is; `python tests/readme.py` runs those of the README and of the class page."""
     words = shlex.split(command)
