@@ -1226,8 +1226,7 @@ def plot_margins(clients, prototypes, classes, names):
     if C > 10 or max(len(str(name)) for name in names) > 10:
         axis.tick_params(axis="x", rotation=90)
     axis.set(xlabel="class", ylabel="distance to the nearest other class\n(higher: better separated)")
-    axis.margins(y=0.12)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.1 * axis.dataLim.ymax)  # no star is cut
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 

@@ -26,7 +26,7 @@ What to know before comparing numbers:
 The loss can fall below 0, as L_corr is minus a similarity.
 Everything else that differs from the paper, and its published rows: .github/papers/fedplcc.md.
 
-    python fedplcc.py                                              built-in digits in four domains, half a minute
+    python fedplcc.py                                              built-in digits in four domains, under a minute
     python fedplcc.py --dataset digit5                             Table II (office: III, domainnet: IV)
     python fedplcc.py --lam-contra 0 --lam-corr 0                  FedAvg
     python fedplcc.py --uniform-weights --phi 1 --alpha 0.25       closest to FedPLVM's loss

@@ -52,6 +52,15 @@ def test_legends_and_stars_stay_inside():
     assert all(len(axis.lines) == 14 for axis in figure.axes)
 
 
+def test_no_star_of_margins_is_cut(run, monkeypatch):
+    """Where all margins are nearly the same, as on FedLSA's sphere, the axis ends above the stars, not in them."""
+    figures, draw = [], common.plot_margins
+    monkeypatch.setattr(common, "plot_margins", lambda *args: figures.append(draw(*args)) or figures[-1])
+    run("fedlsa", SMALL["fedlsa"].replace("--no-plots", ""))
+    axis, = figures[0].axes
+    assert axis.get_ylim()[0] == 0 and axis.get_ylim()[1] >= 1.09 * max(line.get_ydata().max() for line in axis.lines)
+
+
 def test_comparing_runs(run, tmp_path, capsys):
     words = SMALL["fedproto"] + " --rounds 3"
     run("fedproto", words, "--trials 2")
