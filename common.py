@@ -437,8 +437,8 @@ def architecture(model, client):
     return model, hidden
 
 
-def build_net(data, args, client=0, kind=Net, mean=(0.5,), std=(0.5,)):
-    """Client i's model, a `kind` of Net. Equal extractors start from equal weights."""
+def build_net(data, args, client=0, net_class=Net, mean=(0.5,), std=(0.5,)):
+    """Client i's model, a Net or a subclass of it. Equal extractors start from equal weights."""
     name, hidden = architecture(args.model, client)
     C, D = len(data.classes), args.feature_dim
     with seeded(args.seed, f"weights {name} ()"):  # changing this string changes all first weights
@@ -450,7 +450,7 @@ def build_net(data, args, client=0, kind=Net, mean=(0.5,), std=(0.5,)):
         classifier = nn.Linear(widths[-1], C)
         if hidden:
             classifier = nn.Sequential(*fully_connected(widths), classifier)
-    net = kind(extractor, classifier, D, C, mean, std)
+    net = net_class(extractor, classifier, D, C, mean, std)
     return net.to(args.device, memory_format=torch.channels_last)
 
 
@@ -739,7 +739,7 @@ def cached(path, key, make):
 def download(name, folder, size):
     """One of torchvision's data sets, kept in `torchvision/` beside the folder where it was not found."""
     root = folder.parent / "torchvision"
-    kind = getattr(torchvision.datasets, TORCHVISION[name])
+    dataset_class = getattr(torchvision.datasets, TORCHVISION[name])
     if name == "flowers102":
         options = [{"split": "train"}, {"split": "val"}, {"split": "test"}]
     elif name == "svhn":
@@ -750,7 +750,7 @@ def download(name, folder, size):
     if not (root / f"{name}-{size}px.pt").exists():
         print(f"no folder {folder}; downloading {name} to {root} ...", flush=True)
     try:
-        parts = [kind(root, download=True, **option) for option in options]
+        parts = [dataset_class(root, download=True, **option) for option in options]
     except Exception as error:
         for place in new:  # no empty folder stays
             shutil.rmtree(place, ignore_errors=True)
@@ -939,8 +939,8 @@ class Run:
         row = {"round": t}
         if scores:
             row["accuracy"] = scores[self.headline]
-        for kind, value in scores.items():
-            row[f"acc_{kind}"] = value
+        for prediction, value in scores.items():
+            row[f"acc_{prediction}"] = value
         row["loss"] = losses.mean().item()
         row["up"] = int(up)
         row["down"] = int(down)
@@ -951,8 +951,8 @@ class Run:
         self.write_log()
 
         shown = [f"round {t:{len(str(args.rounds))}}/{args.rounds}"]
-        for kind in sorted(scores, key=lambda kind: kind != self.headline):
-            shown.append(f"{kind} {scores[kind]:5.2f}")
+        for prediction in sorted(scores, key=lambda prediction: prediction != self.headline):  # the headline first
+            shown.append(f"{prediction} {scores[prediction]:5.2f}")
         if not scores:
             shown.append("not evaluated")
         shown.append(f"loss {row['loss']:.4f}")
@@ -1110,9 +1110,9 @@ def plot_partition(clients, names):
     K, C = counts.shape
     figure = Figure(figsize=(max(6, 3 + min(12, K / 3)), 2 + min(9, C / 3)))
     axis = figure.subplots()
-    client, kind = np.nonzero(counts)
+    client, c = np.nonzero(counts)
     area = 400 * min(1, 10 / C) ** 2 / counts.max()
-    axis.scatter(client, kind, s=area * counts[client, kind], alpha=0.7)
+    axis.scatter(client, c, s=area * counts[client, c], alpha=0.7)
     axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class",
              xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3), xticks=range(0, K, math.ceil(K / 25)))
     label_classes(axis.yaxis, names)
@@ -1480,12 +1480,14 @@ def choose_device(name):
 
 def parse(script, description, settings, add_flags, check, words=None):
     """Command line -> args: what is typed, over the data set's settings, over the shared defaults."""
-    # The first pass only looks for these three, so that --help can show what the run would use.
+    # The first pass only looks for what decides the preset, so that --help can show what the run would use.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.error = fail
     first.add_argument("--dataset", default="glyphs")
     first.add_argument("--data", default="./data")
     first.add_argument("--resume")
+    first.add_argument("--domain-fraction")
+    first.add_argument("--images-per-class")
     chosen, _ = first.parse_known_args(words)
 
     saved = None
@@ -1498,11 +1500,9 @@ def parse(script, description, settings, add_flags, check, words=None):
         preset = dict(settings["domains"])
     else:
         preset = dict(settings["default"])
-    # a typed --domain-fraction switches off the preset's images_per_class, and the other way round
-    typed = " ".join(sys.argv[1:] if words is None else words)
-    if "--domain-fraction" in typed:
+    if chosen.domain_fraction is not None:  # two ways to say one thing: what is typed replaces the preset's
         preset["images_per_class"] = None
-    if "--images-per-class" in typed:
+    if chosen.images_per_class is not None:
         preset["domain_fraction"] = None
 
     parser = make_parser(description.split("\n\n")[0])

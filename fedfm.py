@@ -260,7 +260,7 @@ def cluster_quality(net, tests, seed):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-PAPER = dict(
+BASE = dict(                # from the paper, where no comment says otherwise
     clients=10,
     participation=1.0,
     partition="dirichlet",  # NIID-1
@@ -283,7 +283,7 @@ PAPER = dict(
     prox=0.0,
 )
 DOMAINS = dict(             # not from a paper: one client for each domain
-    PAPER,
+    BASE,
     clients=None,           # one for each domain
     partition="domain",
     model="resnet10",
@@ -292,10 +292,10 @@ DOMAINS = dict(             # not from a paper: one client for each domain
     warmup=0,
 )
 SETTINGS = {
-    "default": PAPER,
-    "cinic10": dict(PAPER, dominant_share=0.5),
+    "default": BASE,
+    "cinic10": dict(BASE, dominant_share=0.5),
     # the 23,705 k weights of Table III are those of a ResNet50 with a 3x3 stem
-    "cifar100": dict(PAPER, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
+    "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
     # not from the paper: the folder digits, other folders with domains, glyphs
     "digits": dict(DOMAINS, images_per_class=30),
     "domains": DOMAINS,

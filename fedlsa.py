@@ -45,7 +45,7 @@ class Upload(NamedTuple):
 
 def main(args):
     data = load_dataset(args)
-    net = build_net(data, args, kind=SphereNet)                       # the global model
+    net = build_net(data, args, net_class=SphereNet)                  # the global model
     clients, tests = make_federation(data, net, args)
     C, L, d = len(data.classes), args.feature_dim, model_size(net)
     with seeded(args.seed, "server"):
@@ -186,24 +186,24 @@ def nearest_cosine(anchors):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-PAPER = dict(
+BASE = dict(                # from the paper, where no comment says otherwise
     clients=None,           # one for each domain
     participation=1.0,
     partition="domain",
     model="lsa_cnn",
-    feature_dim=128,        # L
+    feature_dim=128,        # L; not in the paper
     rounds=100,
     local_epochs=5,         # E_c
     batch_size=64,
-    lr=0.01,
-    momentum=0.9,
-    weight_decay=1e-5,
+    lr=0.01,                # not in the paper
+    momentum=0.9,           # not in the paper
+    weight_decay=1e-5,      # not in the paper
     server_steps=500,       # E_s
     compactness="vmf",
 )
 # The paper tunes α, λ and τ in two values each, and does not say which data set uses which.
-FIRST = dict(PAPER, alpha=0.02, lam=0.1, tau=0.1)
-SECOND = dict(PAPER, alpha=0.4, lam=0.7, tau=0.2)
+FIRST = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
+SECOND = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {
     "digits": dict(FIRST, domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}, domain_fraction=0.01),
     "office": dict(SECOND, clients=10, domain_fraction=0.2, image_size=32),

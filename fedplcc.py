@@ -246,7 +246,7 @@ def first_neighbour_clusters(x):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-PAPER = dict(
+BASE = dict(                # from the paper, where no comment says otherwise
     clients=None,           # one for each domain
     participation=1.0,
     partition="domain",
@@ -268,14 +268,14 @@ PAPER = dict(
     local_prototypes="finch",
 )
 SETTINGS = {
-    "digit5": dict(PAPER, lam_contra=100.0, lam_corr=1000.0),
-    "office": dict(PAPER, rounds=100, lam_contra=20.0, lam_corr=200.0),
-    "domainnet": dict(PAPER, images_per_class=40),
+    "digit5": dict(BASE, lam_contra=100.0, lam_corr=1000.0),
+    "office": dict(BASE, rounds=100, lam_contra=20.0, lam_corr=200.0),
+    "domainnet": dict(BASE, images_per_class=40),
     # not from the paper: three of Digit-5's domains at 32 pixels, other folders with domains, other data sets, glyphs
-    "digits": dict(PAPER, image_size=32, lam_contra=100.0, lam_corr=1000.0),
-    "domains": dict(PAPER, images_per_class=None),
-    "default": dict(PAPER, images_per_class=None, clients=10, partition="dirichlet", beta=0.5),
-    "glyphs": dict(PAPER, images_per_class=20, rounds=8, local_epochs=5, checkpoint_every=0),
+    "digits": dict(BASE, image_size=32, lam_contra=100.0, lam_corr=1000.0),
+    "domains": dict(BASE, images_per_class=None),
+    "default": dict(BASE, images_per_class=None, clients=10, partition="dirichlet", beta=0.5),
+    "glyphs": dict(BASE, images_per_class=20, rounds=8, local_epochs=5, checkpoint_every=0),
 }
 
 

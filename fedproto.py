@@ -140,7 +140,7 @@ def weighted_mean(local, counts, aggregate="weighted"):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-PAPER = dict(               # FedTGP's and FedSA's setting
+BASE = dict(                # FedTGP's and FedSA's setting, where no comment says otherwise
     clients=20,
     participation=1.0,
     partition="dirichlet",
@@ -159,7 +159,7 @@ PAPER = dict(               # FedTGP's and FedSA's setting
     aggregate="weighted",
 )
 GLYPHS = dict(              # not from the paper: half a minute on two cores
-    PAPER,
+    BASE,
     model="htcnn8",
     image_size=24,
     subset=0.3,
@@ -171,8 +171,8 @@ GLYPHS = dict(              # not from the paper: half a minute on two cores
 )
 SETTINGS = {
     "glyphs": GLYPHS,
-    "default": PAPER,
-    "fmnist": dict(PAPER, model="htcnn8"),
+    "default": BASE,
+    "fmnist": dict(BASE, model="htcnn8"),
 }
 
 

@@ -196,7 +196,7 @@ def ema(anchors, mean, uploaded, alpha):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-PAPER = dict(               # FedTGP's and FedSA's setting
+BASE = dict(                # FedTGP's and FedSA's setting, where no comment says otherwise
     clients=20,
     participation=1.0,
     partition="dirichlet",
@@ -219,7 +219,7 @@ PAPER = dict(               # FedTGP's and FedSA's setting
     projection="linear",
 )
 GLYPHS = dict(              # not from the paper: a minute on two cores
-    PAPER,
+    BASE,
     model="htcnn8",
     image_size=24,
     subset=0.3,
@@ -231,7 +231,7 @@ GLYPHS = dict(              # not from the paper: a minute on two cores
 )
 SETTINGS = {
     "glyphs": GLYPHS,
-    "default": PAPER,
+    "default": BASE,
 }
 
 

@@ -212,7 +212,7 @@ def adaptive_margin(local, owned, rule="pairwise", tau=100.0):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-PAPER = dict(               # FedTGP's and FedSA's setting
+BASE = dict(                # FedTGP's and FedSA's setting, where no comment says otherwise
     clients=20,
     participation=1.0,
     partition="dirichlet",
@@ -234,7 +234,7 @@ PAPER = dict(               # FedTGP's and FedSA's setting
     server_epochs=100,
 )
 GLYPHS = dict(              # not from the paper: a minute on two cores
-    PAPER,
+    BASE,
     model="htcnn8",
     image_size=24,
     subset=0.3,
@@ -246,8 +246,8 @@ GLYPHS = dict(              # not from the paper: a minute on two cores
 )
 SETTINGS = {
     "glyphs": GLYPHS,
-    "default": PAPER,
-    "fmnist": dict(PAPER, model="htcnn8"),
+    "default": BASE,
+    "fmnist": dict(BASE, model="htcnn8"),
 }
 
 

@@ -9,12 +9,12 @@ import torchvision
 import common, fedlsa
 
 
-def net(model, client=0, kind=common.Net, pixels=32, classes=10, **other):
+def net(model, client=0, net_class=common.Net, pixels=32, classes=10, **other):
     """A client's model for images of this size."""
     args = SimpleNamespace(**{**dict(model=model, feature_dim=512, small_stem=False, seed=0, device="cpu"), **other})
     nothing = torch.zeros(0)
     data = common.Dataset(torch.zeros(1, 3, pixels, pixels).byte(), nothing, nothing, nothing, [""] * classes, [""])
-    return common.build_net(data, args, client, kind)
+    return common.build_net(data, args, client, net_class)
 
 
 def size(module):
@@ -27,14 +27,14 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize("name", common.MODELS)
-@pytest.mark.parametrize("kind, pixels, D", [(common.Net, 28, 512), (fedlsa.SphereNet, 32, 128)])
-def test_every_model_gives_features_of_size_D(name, kind, pixels, D):
+@pytest.mark.parametrize("net_class, pixels, D", [(common.Net, 28, 512), (fedlsa.SphereNet, 32, 128)])
+def test_every_model_gives_features_of_size_D(name, net_class, pixels, D):
     """An architecture that cannot take small images, keeps its own last layer, or leaves the sphere."""
-    model, x = net(name, kind=kind, pixels=pixels, feature_dim=D), torch.randint(255, (2, 3, pixels, pixels)).byte()
+    model, x = net(name, net_class=net_class, pixels=pixels, feature_dim=D), torch.randint(255, (2, 3, pixels, pixels)).byte()
     z = model.features(x)
     assert z.shape == (2, D) and (model.feature_dim, model.classes) == (D, 10)
     assert model.classifier(z).shape == model(x).shape == (2, 10)
-    if kind is fedlsa.SphereNet:
+    if net_class is fedlsa.SphereNet:
         assert torch.allclose(z.norm(dim=1), torch.ones(2), atol=1e-5)
 
 
