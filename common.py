@@ -1,10 +1,11 @@
 """What the six scripts share. No method lives here.
 
-    Part I    what a round needs: clients, minibatches, class means, averages, evaluation
-    Part II   what it is fed with: models, partitions, data sets
+    Part I    what a round needs: participants, minibatches, class means, averages, evaluation
+    Part II   what it is fed with: clients and their images, models, partitions, data sets
     Part III  the frame: run folder, pictures, comparing runs, command line
 
-Shapes: N images, K clients (in a round: its participants), C classes, D features, B images in a batch.
+Part I is enough to understand a method. Shapes: N images, K clients (in a round: its participants), C classes,
+D features, B images in a batch, G prototypes at the server.
 """
 
 import argparse
@@ -45,8 +46,8 @@ from PIL import Image, ImageDraw, ImageFont
 def generator(seed, purpose, *where):
     """A numpy generator for one purpose (a word) and place (round, client).
 
-    Every random choice has a generator of its own. So a resumed run, and a run with other --workers, sees the
-    same numbers."""
+    Every random choice has a generator of its own. So on the same device a resumed run, and a run with other
+    --workers, sees the same numbers."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
 
 
@@ -58,7 +59,7 @@ def seeded(seed, purpose):
         yield
 
 
-# --- clients and participants ---------------------------------------------------------------------
+# --- clients and their models ---------------------------------------------------------------------
 
 class Images(NamedTuple):
     x: torch.Tensor  # (n, 3, height, width) uint8, on the device
@@ -70,70 +71,34 @@ class Client:
     id: int
     train: Images
     test: Images = None     # its own test images, where clients have models of their own
-    val: Images = None      # its validation images, where the server tests one global model
+    val: Images = None      # images held back from training, where there is one global model; may be empty
     net: nn.Module = None   # its model, or its copy of the global model
+    domain: str = ""        # the domain of its images, with --partition domain
 
 
-def make_clients(data, args):
-    """K clients with models of their own -> [Client].
+class Net(nn.Module):
+    """A feature extractor and a classifier.
 
-    Training and test images of the data set are pooled and divided. Each client keeps 25 % of its share as its
-    test images, as in the papers."""
-    everything = torch.arange(len(data.y))
-    clients = []
-    for i, (train, test) in enumerate(divide(data, everything, 0.25, args)):
-        clients.append(Client(i, train, test=test, net=build_net(data, args, client=i)))
-    return clients
+    features(x)    uint8 images (B, 3, height, width), normalised here -> features (B, D)
+    classifier(z)  features (B, D) -> logits (B, C)
+    net(x)         both"""
 
+    def __init__(self, extractor, classifier, feature_dim, classes, mean=(0.5,), std=(0.5,)):
+        super().__init__()
+        self.extractor = extractor
+        self.classifier = classifier
+        self.feature_dim = feature_dim
+        self.classes = classes
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
-def make_federation(data, net, args, validation=0.0):
-    """K clients with copies of one global model `net` -> [Client], test images {domain: Images}.
+    def features(self, x):
+        z = self.extractor((x / 255 - self.mean) / self.std)
+        # Pooling to D values: an extractor that has more is averaged over neighbours, one that has fewer is repeated.
+        return F.adaptive_avg_pool1d(z, self.feature_dim)
 
-    The training images of the data set are divided, and a client holds back a share `validation` of its part. The
-    data set's test images stay at the server."""
-    if args.model in GROUPS:
-        fail(f"--model {args.model}: one global model cannot be a group of architectures")
-    training = torch.nonzero(~data.test).flatten()
-    clients = []
-    for i, (train, val) in enumerate(divide(data, training, validation, args)):
-        clients.append(Client(i, train, val=val, net=copy.deepcopy(net)))
-
-    tests = {}
-    for d, name in enumerate(data.domains):
-        index = torch.nonzero(data.test & (data.domain == d)).flatten()
-        if len(index):
-            tests[name] = take(data, index, args.device)
-    if not tests:
-        exit_without_data(Path(args.data, args.dataset), "the server needs test images")
-    return clients, tests
-
-
-def divide(data, index, held_back, args):
-    """Divide the images `index` by --partition, then split each client's part into those it keeps and a share
-    `held_back` -> [(Images, Images)], a pair for each client."""
-    if args.partition != "domain" and 2 * args.clients > len(index):
-        fail(f"--clients {args.clients}: {len(index)} images are too few, a client needs at least 2")
-
-    pairs = []
-    for i, part in enumerate(partition(data.y[index].numpy(), data.domain[index].numpy(), data.domains, args)):
-        if len(part) < 2:
-            fail(f"--partition {args.partition}: client {i} would get {len(part)} of {len(index)} images, it "
-                 f"needs at least 2; fewer --clients or less skew will do")
-        part = generator(args.seed, "train/test", i).permutation(part)
-        cut = math.ceil((1 - held_back) * len(part))
-        kept, rest = index[torch.from_numpy(part[:cut])], index[torch.from_numpy(part[cut:])]
-        pairs.append((take(data, kept, args.device), take(data, rest, args.device)))
-
-    sizes = [len(kept.y) for kept, _ in pairs]
-    print(f"{args.dataset}: {len(data.y):,} images of {len(data.classes)} classes, {data.x.shape[-1]} pixels; "
-          f"{len(pairs)} clients train on {min(sizes):,} to {max(sizes):,} images each ({args.partition})")
-    return pairs
-
-
-def take(data, index, device):
-    """The images `index` of a data set, on the device."""
-    x = data.x[index].to(device, memory_format=torch.channels_last)
-    return Images(x, data.y[index].to(device))
+    def forward(self, x):
+        return self.classifier(self.features(x))
 
 
 def participants(clients, t, args):
@@ -158,18 +123,15 @@ def for_each_client(function, clients, *arguments, workers):
     jobs = {}
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        for client in sorted(clients, key=number_of_images, reverse=True):  # no worker waits long at the end
+        largest_first = sorted(clients, key=lambda client: -len(client.train.y))  # no worker waits long at the end
+        for client in largest_first:
             jobs[client.id] = pool.submit(function, client, *arguments)
         for n, job in enumerate(as_completed(jobs.values()), start=1):
-            job.result()
+            job.result()  # raises the client's error, if there was one
             show_progress(f"client {n}/{len(clients)}")
     finally:
         pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C no further client begins
     return [jobs[client.id].result() for client in clients]
-
-
-def number_of_images(client):
-    return len(client.train.y)
 
 
 # --- minibatches ----------------------------------------------------------------------------------
@@ -177,7 +139,7 @@ def number_of_images(client):
 def minibatches(client, t, args):
     """Yield (x, y) for E = --local-epochs epochs over the client's training images.
 
-    Each epoch of each round t has an order of its own (but see `batches`)."""
+    Each epoch of each round t has an order of its own, unless --batches is fixed."""
     rng = generator(args.seed, "batches", t, client.id)
     x, y = client.train
     for _ in range(args.local_epochs):
@@ -216,7 +178,7 @@ def extract(net, x):
 
 
 def class_means(net, images):
-    """Local prototypes (FedTGP and FedSA Eq. 2, FedFM Eq. 8): P_i^c, the mean of f(x) over the images of class c.
+    """Local prototypes (FedTGP and FedSA Eq. 2, FedFM Eq. 8): P_i^c, the mean feature of the images of class c.
 
     Switches the net to eval mode -> prototypes (C, D), zero for an absent class, and counts n_ic (C,)."""
     features = extract(net, images.x)
@@ -326,6 +288,76 @@ def evaluate_global(net, tests, t, args):
 # Part II. What a round is fed with
 # ======================================================================================================
 
+# --- clients and their images ---------------------------------------------------------------------
+
+def make_clients(data, args):
+    """K clients with models of their own -> [Client].
+
+    Training and test images of the data set are pooled and divided. Each client keeps 25 % of its share as its
+    test images, as in FedTGP and FedSA."""
+    everything = torch.arange(len(data.y))
+    clients = []
+    for i, (domain, train, test) in enumerate(divide(data, everything, 0.25, args)):
+        clients.append(Client(i, train, test=test, net=build_net(data, args, client=i), domain=domain))
+    return clients
+
+
+def make_federation(data, net, args, validation=0.0):
+    """K clients with copies of one global model `net` -> [Client], test images {domain: Images}.
+
+    The training images of the data set are divided, and a client holds back a share `validation` of its part. The
+    data set's test images stay at the server."""
+    if args.model in GROUPS:
+        fail(f"--model {args.model}: one global model cannot be a group of architectures")
+    training = torch.nonzero(~data.test).flatten()
+    clients = []
+    for i, (domain, train, val) in enumerate(divide(data, training, validation, args)):
+        clients.append(Client(i, train, val=val, net=copy.deepcopy(net), domain=domain))
+
+    tests = {}
+    for d, name in enumerate(data.domains):
+        index = torch.nonzero(data.test & (data.domain == d)).flatten()
+        if len(index):
+            tests[name] = take(data, index, args.device)
+    if not tests:
+        exit_without_data(Path(args.data, args.dataset), "the server needs test images")
+    return clients, tests
+
+
+def divide(data, index, held_back, args):
+    """Divide the images `index` by --partition, then split each client's part into those for training and a share
+    `held_back` -> [(domain, Images, Images)], for each client."""
+    if args.partition != "domain" and 2 * args.clients > len(index):
+        fail(f"--clients {args.clients} with --subset {args.subset}: {len(index)} images are too few, a client needs "
+             f"at least 2")
+
+    shares = []
+    parts = partition(data.y[index].numpy(), data.domain[index].numpy(), data.domains, args)
+    for i, part in enumerate(parts):
+        if len(part) < 2:
+            fail(f"--partition {args.partition}: client {i} would get {len(part)} of {len(index)} images, it "
+                 f"needs at least 2; fewer --clients or less skew will do")
+        places = torch.from_numpy(generator(args.seed, "train/test", i).permutation(part))  # in `index`
+        cut = math.ceil((1 - held_back) * len(part))
+        train = take(data, index[places[:cut]], args.device)
+        rest = take(data, index[places[cut:]], args.device)
+        domain = ""
+        if args.partition == "domain":
+            domain = data.domains[data.domain[index[places[0]]]]
+        shares.append((domain, train, rest))
+
+    sizes = [len(train.y) for _, train, _ in shares]
+    print(f"{args.dataset}: {len(data.y):,} images of {len(data.classes)} classes, {data.x.shape[-1]} pixels; "
+          f"{len(shares)} clients train on {min(sizes):,} to {max(sizes):,} images each ({args.partition})")
+    return shares
+
+
+def take(data, index, device):
+    """The images `index` of a data set, on the device."""
+    x = data.x[index].to(device, memory_format=torch.channels_last)
+    return Images(x, data.y[index].to(device))
+
+
 # --- models ---------------------------------------------------------------------------------------
 
 CONVNETS = {  # name: (number of 5x5 convolutions, widths of the fully connected layers)
@@ -347,7 +379,7 @@ GROUPS = {  # client i gets the (i mod X)-th of a group's X architectures
     "htfe2": ["cnn4", "resnet18"],
     "htfe3": ["resnet10", "resnet18", "resnet34"],
     "htfe4": ["cnn4", "googlenet", "mobilenet_v2", "resnet18"],
-    "htfe5": ["cnn4", "resnet10", "resnet18", "resnet34", "resnet50"],  # from FedSA's code; the paper lists none
+    "htfe5": ["cnn4", "resnet10", "resnet18", "resnet34", "resnet50"],  # from FedSA's code; its paper lists none
     "htfe8": HTFE8,
     "htfe9": [*SMALL_RESNETS, *RESNETS],
     "htcnn8": [name for name in CONVNETS if name.startswith("htcnn8-")],
@@ -356,31 +388,6 @@ GROUPS = {  # client i gets the (i mod X)-th of a group's X architectures
 }
 HTC4 = [[], [512], [256], [128]]  # hidden layers of the four classifiers of a group whose name ends in htc4
 MODELS = ["cnn4", "lsa_cnn", *SMALL_RESNETS, *RESNETS, "googlenet", "mobilenet_v2", *GROUPS]
-
-
-class Net(nn.Module):
-    """A feature extractor and a classifier.
-
-    features(x)    uint8 images (B, 3, height, width), normalised here -> features (B, D)
-    classifier(z)  features (B, D) -> logits (B, C)
-    net(x)         both"""
-
-    def __init__(self, extractor, classifier, feature_dim, classes, mean=(0.5,), std=(0.5,)):
-        super().__init__()
-        self.extractor = extractor
-        self.classifier = classifier
-        self.feature_dim = feature_dim
-        self.classes = classes
-        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
-
-    def features(self, x):
-        z = self.extractor((x / 255 - self.mean) / self.std)
-        # Pooling to D values: an extractor that has more is averaged over neighbours, one that has fewer is repeated.
-        return F.adaptive_avg_pool1d(z, self.feature_dim)
-
-    def forward(self, x):
-        return self.classifier(self.features(x))
 
 
 def fully_connected(widths):
@@ -441,7 +448,7 @@ def build_net(data, args, client=0, net_class=Net, mean=(0.5,), std=(0.5,)):
     """Client i's model, a Net or a subclass of it. Equal extractors start from equal weights."""
     name, hidden = architecture(args.model, client)
     C, D = len(data.classes), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # changing this string changes all first weights
+    with seeded(args.seed, f"weights {name} ()"):  # an arbitrary string; another one gives other first weights
         if name in CONVNETS:
             extractor = convnet(name, data.x.shape[-1], D)
         else:
@@ -455,7 +462,7 @@ def build_net(data, args, client=0, net_class=Net, mean=(0.5,), std=(0.5,)):
 
 
 # --- partitions -----------------------------------------------------------------------------------
-# Each turns labels y (N,) into K index arrays, one for each client.
+# Each turns labels y (N,) into K index arrays, one for each client. Only by_domain looks at domains.
 
 def partition(y, domain, domains, args):
     """Divide N samples with labels y (N,) and domains (N,), whose names are `domains` -> K index arrays."""
@@ -471,12 +478,13 @@ def indices_by_class(y, rng):
 
 
 def deal(stock, counts):
-    """Deal the samples of each class from the top. stock: an index array a class; counts (K, C): how many of
+    """Deal the samples of each class from the top. stock: an index array for each class; counts (K, C): how many of
     each class a client gets -> K index arrays."""
-    parts = []
     ends = np.cumsum(counts, axis=0)
-    for end, size in zip(ends, counts):
-        pieces = [index[e - n:e] for index, e, n in zip(stock, end, size)]
+    starts = ends - counts
+    parts = []
+    for i in range(len(counts)):
+        pieces = [index[start:end] for index, start, end in zip(stock, starts[i], ends[i])]
         parts.append(np.concatenate(pieces))
     return parts
 
@@ -491,7 +499,7 @@ def iid(y, args, rng):
 
 
 def dirichlet(y, args, rng):
-    """The papers' "practical" setting, FedFM's NIID-1: a class's shares are drawn from Dir(β).
+    """FedTGP's and FedSA's "practical" setting, FedFM's NIID-1: a class's shares are drawn from Dir(β).
 
     As in HtFLlib and in FedFM's code, a client that holds N/K images gets no more of the next class, and the whole
     is drawn again until everyone has enough. After 100 draws we take the one whose smallest client is largest."""
@@ -503,7 +511,7 @@ def dirichlet(y, args, rng):
             index = rng.permutation(np.flatnonzero(y == c))
             has_room = held < len(y) / args.clients
             share = rng.dirichlet(np.full(args.clients, args.beta)) * has_room
-            if share.sum() == 0:  # a tiny β may draw full clients only
+            if share.sum() == 0:  # a tiny β may give everything to clients that are full
                 share = has_room
             cuts = np.round(np.cumsum(share / share.sum())[:-1] * len(index)).astype(int)
             column = np.diff([0, *cuts, len(index)])
@@ -524,9 +532,9 @@ def pathological(y, args, rng):
     classes, each = len(stock), args.classes_per_client
     require(each <= classes, "--classes-per-client", each, f"must be at most the number of classes, {classes}")
     owns = np.zeros((args.clients, classes), int)
-    for client in owns:  # the least owned classes first, ties at random
+    for i in range(args.clients):  # the least owned classes first, ties at random
         order = np.lexsort((rng.random(classes), owns.sum(0)))
-        client[order[:each]] = 1
+        owns[i, order[:each]] = 1
 
     counts = np.zeros((args.clients, classes), int)
     for c, index in enumerate(stock):
@@ -535,13 +543,14 @@ def pathological(y, args, rng):
             continue
         least = min(math.ceil(fewest_images(y, args) / each), len(index) // len(owners))
         free = len(index) - least * len(owners)
-        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1)) + least * np.arange(1, len(owners))
+        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1))  # of what is left when each has the least
+        cuts = cuts + least * np.arange(1, len(owners))
         counts[owners, c] = np.diff([0, *cuts, len(index)])
     return deal(stock, counts)
 
 
 def in_proportion(y, shares, rng):
-    """As many images as the scarcest class allows, in the proportions of shares (K, C)."""
+    """As many images as the scarcest class allows, in the proportions of shares (K, C). The rest is not used."""
     stock = indices_by_class(y, rng)
     available = np.array([len(index) for index in stock])
     scale = (available / np.maximum(shares.sum(0), 1e-12)).min()
@@ -550,7 +559,8 @@ def in_proportion(y, shares, rng):
 
 def dominant(y, args, rng):
     """FedFM's NIID-2: a share --dominant-share of client i's images is of class i mod C, the rest is of the
-    others in equal parts. Where m = C // K is above 1, its m classes from i·m on are dominant together."""
+    others in equal parts. With more classes than clients it has m = C // K dominant classes, i·m to i·m + m − 1, and
+    they have that share together."""
     C, K = len(np.unique(y)), args.clients
     m = max(1, C // K)
     offset = (np.arange(C) - m * np.arange(K)[:, None]) % C
@@ -576,7 +586,7 @@ def by_domain(y, domain, domains, args, rng):
     --domain-fraction of its domain; without these, the clients of a domain share it equally."""
     for name in args.domain_clients or {}:
         if name not in domains:
-            fail(f"--domain-clients {name}: no such domain, choose from {', '.join(domains)}")
+            fail(f"no domain {name}: give --domain-clients with some of {', '.join(domains)}")
     if args.domain_clients:
         assigned = [domains.index(name) for name, n in args.domain_clients.items() for _ in range(n)]
     else:
@@ -646,7 +656,7 @@ def load_dataset(args):
 
 
 def exit_without_data(folder, why):
-    """Say which folder was looked at, which layout is wanted, what to try; exit status 1."""
+    """Say which folder was looked at, which layout is wanted, what to try, and exit with status 1."""
     sys.exit(f"no data in {folder}: {why}\n"
              f"  wanted: {folder}/[<domain>/]{{train,test}}/<class>/*.png or {folder}/<domain>/<class>/*.png\n"
              f"  try: --data FOLDER, or --dataset glyphs")
@@ -663,7 +673,8 @@ def image_folder(folder, size):
     """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
     paths, class_names, domain_names, test = [], [], [], []
     for place in domain_folders(folder):
-        for part in ("train", "test") if (place / "train").is_dir() else ("",):
+        has_parts = (place / "train").is_dir()
+        for part in ["train", "test"] if has_parts else [""]:
             if not any((place / part).glob("*/*")):
                 continue
             found = torchvision.datasets.ImageFolder(place / part, allow_empty=True)
@@ -682,9 +693,9 @@ def image_folder(folder, size):
     key = zlib.crc32(repr([(os.path.relpath(path, folder), os.stat(path).st_mtime_ns) for path in paths]).encode())
 
     def make():
-        return [decode(lambda i: Image.open(paths[i]), paths, size, folder)]
+        return decode(lambda i: (Image.open(paths[i]), 0), paths, size, folder)
 
-    x, = cached(folder.with_name(f"{folder.name}-{size}px.pt"), key, make)
+    x = cached(folder.with_name(f"{folder.name}-{size}px.pt"), key, make)[0]
     classes, y = np.unique(class_names, return_inverse=True)
     domains, domain = np.unique(domain_names, return_inverse=True)
     return Dataset(x, torch.from_numpy(y), torch.from_numpy(domain), torch.tensor(test), classes.tolist(),
@@ -694,8 +705,8 @@ def image_folder(folder, size):
 def test_images(dataset, domain, n):
     """Which of a domain's n images are for testing -> [bool], the same for every seed.
 
-    PACS: ⌈0.3 n⌉ at random, which the percentages of FedLSA's Table 3 fit. Elsewhere: two of ten in a row, as in
-    FPL's code (github.com/WenkeHuang/RethinkFL), which its Table 2 fits for office."""
+    PACS: ⌈0.3 n⌉ at random. The percentages of FedLSA's Table 3 fit these numbers of images. Elsewhere: two of ten in
+    a row, as in FPL's code (github.com/WenkeHuang/RethinkFL). FedLSA's Table 2 fits that for office."""
     if dataset == "pacs":
         chosen = generator(0, f"test images of {domain}").permutation(n)[:math.ceil(3 * n / 10)]
         return np.isin(np.arange(n), chosen).tolist()
@@ -703,13 +714,16 @@ def test_images(dataset, domain, n):
 
 
 def decode(load, names, size, dataset):
-    """The PIL images load(0), load(1), ..., one for each of `names`, as RGB (n, 3, size, size) uint8."""
+    """Images and labels from load(i) -> (PIL image, label), one for each of `names`
+    -> RGB (n, 3, size, size) uint8, labels (n,)."""
     print(f"decoding {len(names):,} images of {dataset} (once) ...", flush=True)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
+    labels = torch.zeros(len(names), dtype=torch.long)
 
     def decode_one(i):
         try:
-            pixels[i] = load(i).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            image, labels[i] = load(i)
+            pixels[i] = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
         except OSError as error:
             sys.exit(f"cannot decode {names[i]}: {error}")
 
@@ -718,7 +732,7 @@ def decode(load, names, size, dataset):
             if n % 1000 == 0:
                 show_progress(f"decoding {n:,}/{len(names):,}")
     show_progress("")
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2), labels
 
 
 def cached(path, key, make):
@@ -758,13 +772,7 @@ def download(name, folder, size):
 
     def make():
         everything = torch.utils.data.ConcatDataset(parts)
-        labels = [0] * len(everything)
-
-        def load(i):
-            image, labels[i] = everything[i]
-            return image
-        x = decode(load, range(len(everything)), size, name)
-        return x, torch.tensor(labels)
+        return decode(lambda i: everything[i], range(len(everything)), size, name)
 
     x, y = cached(root / f"{name}-{size}px.pt", name, make)
     classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, where torchvision has them
@@ -783,7 +791,7 @@ CANVAS = 64  # pixels of the drawing, before it is reduced
 
 @functools.cache
 def glyphs(size=32):
-    """Digits in matplotlib's fonts in four domains, 200 a class and domain; every fourth is a test image."""
+    """Digits in matplotlib's fonts in four domains, 200 of each class in each domain; every fourth is a test image."""
     x = torch.cat([draw_domain(name, 2000, size) for name in GLYPH_DOMAINS])
     index = torch.arange(len(x))
     test = index // 10 % 4 == 3
@@ -926,7 +934,7 @@ class Run:
             yield t
 
     def report(self, t, scores, losses, up, down, **extra):
-        """End round t: log it and print a line. Exit status 1 where a client's loss is not finite.
+        """End round t: log it and print a line. Exits with status 1 where a client's loss is not finite.
 
         scores: {prediction: accuracy in %}, or {} where the round was not evaluated; losses: the clients', [tensor];
         up, down: how many numbers all clients sent and received; extra: further columns of the log."""
@@ -987,7 +995,7 @@ class Run:
 
 
 def load_checkpoint(folder, script, device="cpu"):
-    """The checkpoint.pt of a run of this script. One line and exit status 2 where it is absent, truncated, or of
+    """The checkpoint.pt of a run of this script. Exits with one line and status 2 where it is absent, truncated, or of
     something else. Nothing in the file is executed (weights_only)."""
     try:
         saved = torch.load(Path(folder, "checkpoint.pt"), map_location=device, weights_only=True)
@@ -1030,7 +1038,7 @@ def predictions(rows):
 
 
 def best_round(rows, kind):
-    """The round of the highest validation accuracy, or else test accuracy -> (its accuracy in %, its number)."""
+    """The round of the highest validation accuracy, or without one, test accuracy -> (test accuracy in %, round)."""
     judge = "acc_validation" if "acc_validation" in rows[-1] else f"acc_{kind}"
     evaluated = [row for row in rows if judge in row]
     best = max(evaluated, key=lambda row: row[judge])
@@ -1073,14 +1081,17 @@ matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": 
 def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, tests=None, baseline=None):
     """partition.png, curves.png and features.png; margins.png, too, where the server holds prototypes.
 
-    prototypes (G, D) of classes (G,): what the server holds. net, tests: the global model and the server's test
-    images by domain; without them every client has its own. baseline: as in `summarize`."""
+    prototypes (G, D) of classes (G,): what the server holds; without `classes` there is one for each class. net, tests:
+    the global model and the server's test images by domain; without them every client has its own. baseline: as in
+    `summarize`."""
     args = run.args
     if args.no_plots:
         return
+    if prototypes is not None and classes is None:
+        classes = torch.arange(len(prototypes), device=prototypes.device)
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
-        groups = {f"client {client.id}": (client.net, client.test) for client in largest}
+        groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
     else:
         groups = {name: (net, images) for name, images in tests.items()}
 
@@ -1129,11 +1140,12 @@ def plot_curves(rows, baseline=None):
     """Accuracy and losses over rounds. baseline: accuracy in % of the most frequent class."""
     figure = Figure(figsize=(11, 4.5))
     left, right = figure.subplots(1, 2)
-    for name in rows[-1]:
-        if name.startswith("acc_"):
-            left.plot(*column(rows, name), marker=".", label=name.removeprefix("acc_"))
+    shown = [name for name in rows[-1] if name.startswith("acc_")]
+    for n, name in enumerate(shown):
+        style = ("-", "--", "-.", ":")[n % 4]  # so that lines differ in grey, too
+        left.plot(*column(rows, name), marker=".", linestyle=style, label=name.removeprefix("acc_"))
     if baseline is not None:
-        left.axhline(baseline, color="grey", linestyle="--", label="most frequent class")
+        left.axhline(baseline, color="grey", linewidth=3, alpha=0.5, label="most frequent class")
     left.set(xlabel="round", ylabel="accuracy (%)")
     left.legend()
     right.plot(*column(rows, "loss"), marker=".", label="mean over clients")
@@ -1163,7 +1175,8 @@ def in_two_dimensions(z, y, seed):
 
 
 def plot_features(groups, prototypes, classes, names, seed):
-    """Features of test images in the plane: a colour a class, a marker a group, stars for the server's prototypes.
+    """Features of test images in the plane: a colour for each class, a marker for each group, and stars for the
+    server's prototypes.
 
     groups {client or domain: (net, Images)}; prototypes (G, D) of classes (G,), or None."""
     z, y, group = [], [], []
@@ -1189,7 +1202,7 @@ def plot_features(groups, prototypes, classes, names, seed):
         for g, (name, marker) in enumerate(markers.items()):
             some = points[(y == c) & (group == g)]
             size, edge = (13, "black") if name == "server" else (4, "none")
-            axis.plot(*some.T, marker, color=f"C{n}", markersize=size, markeredgecolor=edge, alpha=0.7)
+            axis.plot(some[:, 0], some[:, 1], marker, color=f"C{n}", markersize=size, markeredgecolor=edge, alpha=0.7)
     axis.set(xticks=[], yticks=[], xlabel=f"{method}; a class with few points has few test images here")
 
     colours = [axis.plot([], [], "s", color=f"C{n}", label=str(names[c])[:18])[0] for n, c in enumerate(shown)]
@@ -1200,8 +1213,8 @@ def plot_features(groups, prototypes, classes, names, seed):
 
 
 def margins(vectors, classes, C):
-    """How far each class is from the nearest other one: the smallest distance of its vectors (G, D), of classes
-    (G,), to one of another class -> C numbers, inf for a class that is absent or alone."""
+    """The distance from each class to the nearest other class. vectors (G, D) of classes (G,); a class may have
+    several -> C numbers, inf for a class that is absent or alone."""
     d = distances(vectors, vectors).masked_fill(classes == classes[:, None], math.inf)
     return [d[classes == c].min().item() if (classes == c).any() else math.inf for c in range(C)]
 
@@ -1244,10 +1257,11 @@ def read_log(path):
 
 
 def compare(folders):
-    """Print a table of runs for each data set, and draw compare-<dataset>.png beside the first folder.
+    """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png beside the
+    first folder.
 
     Runs whose folders and settings differ in the seed alone are one row: mean ± std."""
-    groups = {}  # {(data set, folder without its seed, settings without their seed): {seed: rows}}
+    groups = {}  # {(data set and partition, folder without its seed, settings without their seed): {seed: rows}}
     for folder in map(Path, folders):
         if not (folder / "log.csv").exists() or not (folder / "args.json").exists():
             continue
@@ -1257,21 +1271,21 @@ def compare(folders):
         about = json.loads((folder / "args.json").read_text())
         seed = about.pop("seed")
         place = folder.with_name(re.sub(rf"-s{seed}\b", "", folder.name))
-        key = about["dataset"], place, json.dumps(about)
+        key = f"{about['dataset']}-{about['partition']}", place, json.dumps(about)
         groups.setdefault(key, {})[seed] = rows
     if not groups:
         fail("no run folders given; try: python common.py runs/*")
 
-    tables = {}  # {data set: {name of the row: {seed: rows}}}
-    for (dataset, place, _), runs in groups.items():
-        table = tables.setdefault(dataset, {})
+    tables = {}  # {data set and partition: {name of the row: {seed: rows}}}
+    for (setting, place, _), runs in groups.items():
+        table = tables.setdefault(setting, {})
         name = place.name
         if name in table:  # of another folder, or with other settings
             name = f"{place}, seed {min(runs)}"
         table[name] = runs
 
-    for dataset, table in tables.items():
-        print(f"\n{dataset}; a best round is picked on test images, fedfm's on validation images")
+    for setting, table in tables.items():
+        print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images")
         print("| run | seeds | by | best % | final % | rounds |\n|---|---|---|---|---|---|")
         for name, runs in table.items():
             seeds = ",".join(str(seed) for seed in sorted(runs))
@@ -1281,12 +1295,12 @@ def compare(folders):
                 last = [int(rows[-1]["round"]) for rows in runs.values()]
                 rounds = last[0] if min(last) == max(last) else f"{min(last)} to {max(last)}"
                 print(f"| {name} | {seeds} | {kind} | {mean_std(best)} | {mean_std(final)} | {rounds} |")
-        path = Path(folders[0]).parent / f"compare-{dataset}.png"
-        plot_comparison(dataset, table).savefig(path)
+        path = Path(folders[0]).parent / f"compare-{setting}.png"
+        plot_comparison(setting, table).savefig(path)
         print(f"drawn in {path}")
 
 
-def plot_comparison(dataset, table):
+def plot_comparison(title, table):
     """Test accuracy over rounds, like with like: a panel for each kind of prediction; lines are means over seeds,
     bands their ranges. table {name: {seed: rows}}."""
     kinds = []
@@ -1305,12 +1319,12 @@ def plot_comparison(dataset, table):
             if not shared:
                 continue
             values = np.array([[curve[t] for t in shared] for curve in curves])  # (seeds, rounds)
-            style = ("-", "--", ":")[n // 10 % 3]
+            style = ("-", "--", "-.", ":")[n % 4]  # so that lines differ in grey, too
             line, = axis.plot(shared, values.mean(0), marker=".", color=f"C{n % 10}", linestyle=style)
             axis.fill_between(shared, values.min(0), values.max(0), color=f"C{n % 10}", alpha=0.15)
             handles[name] = line
         axis.xaxis.get_major_locator().set_params(integer=True)
-    figure.suptitle(dataset)
+    figure.suptitle(title)
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
     return figure
 
@@ -1318,7 +1332,7 @@ def plot_comparison(dataset, table):
 # --- command line ---------------------------------------------------------------------------------
 
 def fail(message):
-    """One line on standard error, exit status 2."""
+    """Exit with one line on standard error and status 2."""
     print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
     raise SystemExit(2)
 
@@ -1414,7 +1428,7 @@ def make_parser(description):
 
 
 NOT_SETTINGS = ["script", "data", "device", "workers", "trials", "out", "name", "resume", "checkpoint_every",
-                "no_plots"]  # what does not decide a run's numbers
+                "no_plots"]  # what a resumed run may change
 
 
 def settings_of(args):
@@ -1422,7 +1436,7 @@ def settings_of(args):
 
 
 def check_shared_flags(args):
-    """One line and exit status 2 for a value that cannot work."""
+    """Exit with one line and status 2 where a value cannot work."""
     for name, value in vars(args).items():
         if isinstance(value, float):
             require(math.isfinite(value), f"--{name.replace('_', '-')}", value, "must be a finite number")
@@ -1480,7 +1494,7 @@ def choose_device(name):
 
 def parse(script, description, settings, add_flags, check, words=None):
     """Command line -> args: what is typed, over the data set's settings, over the shared defaults."""
-    # The first pass only looks for what decides the preset, so that --help can show what the run would use.
+    # The preset depends on these flags, so they are read before the others. Then --help can show it, too.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.error = fail
     first.add_argument("--dataset", default="glyphs")

@@ -5,13 +5,13 @@ With heterogeneous data each client learns a feature space of its own. FedFM giv
 mean features of each class, and matches every feature to the anchor of its class, so that the averaged models share
 one space.
 
-One round (K participants, C classes, C_k of them at client k, D features, d numbers in the model):
-  1. The server sends the model.                                                       down: d numbers
+One round (K participants, C classes, C_k of them at client k, D features, |w| numbers in the model):
+  1. The server sends the model.                                                       down: |w| numbers
      Each participant sends its class means, computed with this model (Eq. 8), and its class
-     counts. (In the paper's traffic all C means count, but no class counts do.)       up: C_k · (D + 1)
-  2. The server averages them into the anchors (Eq. 9) and sends those of known classes.    down: C · D
+     counts. (The paper counts C · D here: all C means, and no class counts.)          up: C_k · (D + 1)
+  2. The server averages them into the anchors (Eq. 9) and sends these.               down: D numbers a known class
   3. Each participant trains: cross-entropy + λ · matching of features to anchors (Eqs. 2 and 10).
-  4. Each sends its model. The server averages the models by their numbers of images (Eq. 11).    up: d
+  4. Each sends its model. The server averages the models by their numbers of images (Eq. 11).    up: |w|
   5. The global model is tested on the server's test images.
 The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, further below) needs one handshake.
 
@@ -41,7 +41,7 @@ from common import (Run, accuracy, average, build_net, class_means, draw_picture
 
 
 class Upload(NamedTuple):
-    model: dict         # state_dict
+    model: dict         # state_dict of its net, not a copy
     loss: torch.Tensor  # mean over its batches; only for the log
 
 
@@ -50,7 +50,7 @@ def main(args):
     mean, std = NORMALISATION.get(args.dataset, NORMALISATION["other"])
     net = build_net(data, args, mean=mean, std=std)                   # the global model
     clients, tests = make_federation(data, net, args, validation=args.validation)
-    C, D, d = len(data.classes), args.feature_dim, model_size(net)
+    C, D = len(data.classes), args.feature_dim
 
     modules = [net]
     if args.lite:                                                     # clients keep their models between exchanges
@@ -58,25 +58,12 @@ def main(args):
     run = Run(args, headline="test", modules=modules)
     anchors = torch.zeros(C, D, device=args.device)
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # which classes have an anchor
-    anchors, known = run.resume((anchors, known))                     # with --resume: the saved ones, and models
+    anchors, known = run.resume((anchors, known))                     # with --resume: those of the checkpoint
 
+    one_round = lite_round if args.lite else fedfm_round
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        if not args.lite:
-            up, down = len(chosen) * d, len(chosen) * d
-            for client in chosen:
-                client.net.load_state_dict(net.state_dict())
-            if args.lam > 0 and t > args.warmup:      # until then no class is known, and the matching is 0: FedAvg
-                anchors, known, numbers_up = new_anchors(chosen, anchors, known, args)     # Eqs. 8, 9
-                up += numbers_up
-                down += len(chosen) * known.sum() * D
-            # [client_update(client, anchors, known, t, args) for client in chosen], side by side
-            uploads = for_each_client(client_update, chosen, anchors, known, t, args, workers=args.workers)
-            models = [upload.model for upload in uploads]
-            sizes = [len(client.train.y) for client in chosen]
-            net.load_state_dict(average(models, sizes))                                    # Eq. 11
-        else:
-            anchors, known, uploads, up, down = lite_round(net, clients, chosen, anchors, known, t, args)
+        anchors, known, uploads, up, down = one_round(net, clients, chosen, anchors, known, t, args)
 
         scores = evaluate_global(net, tests, t, args)                 # {} in a round that --eval-every leaves out
         if scores:
@@ -90,6 +77,27 @@ def main(args):
     classes = known.nonzero().flatten()
     draw_pictures(run, data, clients, prototypes=anchors[known], classes=classes, net=net, tests=tests)
     return summarize(run)
+
+
+def fedfm_round(net, clients, chosen, anchors, known, t, args):
+    """A round of FedFM (Algorithm 1) -> anchors (C, D), known (C,), uploads, numbers up, numbers down.
+
+    Until round T_s no class is known. Then the matching is 0, and the round is one of FedAvg."""
+    net_size = model_size(net)
+    up, down = len(chosen) * net_size, len(chosen) * net_size
+    for client in chosen:
+        client.net.load_state_dict(net.state_dict())
+    if args.lam > 0 and t > args.warmup:
+        anchors, known, numbers_up = new_anchors(chosen, anchors, known, args)             # Eqs. 8, 9
+        up += numbers_up
+        down += len(chosen) * known.sum() * args.feature_dim
+
+    # [client_update(client, anchors, known, t, args) for client in chosen], side by side
+    uploads = for_each_client(client_update, chosen, anchors, known, t, args, workers=args.workers)
+    models = [upload.model for upload in uploads]
+    sizes = [len(client.train.y) for client in chosen]
+    net.load_state_dict(average(models, sizes))                                            # Eq. 11
+    return anchors, known, uploads, up, down
 
 
 # --- client -----------------------------------------------------------------------------------------
@@ -127,8 +135,8 @@ def local_loss(net, x, y, anchors, known, args):
 
 def contrastive_guiding(z, y, anchors, known, temperature):
     """q_CG, Section IV-C: cross-entropy over the logits cos(z_b, a_c) / α, the mean over the samples whose class
-    has an anchor. Features are normalised as in Section VII-A, anchors as in the authors' code. In the paper L_CE(s, c)
-    of the softmax s is −log s_c; F.cross_entropy takes the softmax itself.
+    has an anchor. Features are normalised as in Section VII-A, anchors as in the authors' code. The paper's s is a
+    softmax already, and L_CE(s, c) = −log s_c. F.cross_entropy takes the logits.
 
     z (B, D), y (B,), anchors (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     has_anchor = known[y]
@@ -156,7 +164,7 @@ def proximal(net, start):
     return 0.5 * sum((w - s).square().sum() for w, s in zip(net.parameters(), start))
 
 
-def class_means_of(client):
+def local_anchors(client):
     """Eq. 8: the class means (C, D) of its training images by the model that it holds, in eval mode, and its class
     counts (C,)."""
     return class_means(client.net, client.train)
@@ -166,9 +174,9 @@ def class_means_of(client):
 
 def new_anchors(chosen, anchors, known, args):
     """Eqs. 8 and 9 with the models that the participants hold now -> anchors (C, D), known (C,), numbers sent up."""
-    replies = for_each_client(class_means_of, chosen, workers=args.workers)
+    replies = for_each_client(local_anchors, chosen, workers=args.workers)
     local = torch.stack([means for means, _ in replies])              # (K, C, D)
-    counts = torch.stack([counts for _, counts in replies])           # (K, C)
+    counts = torch.stack([n for _, n in replies])                     # (K, C)
     if args.aggregate == "uniform":
         numbers_up = local.numel()               # all C anchors are sent, so that nobody sees which classes are absent
     else:
@@ -187,7 +195,7 @@ def aggregate_anchors(local, counts, anchors, known, aggregate="weighted"):
     if aggregate == "uniform":
         has_class = counts > 0
         local = torch.where(has_class[:, :, None], local, anchors)
-        weights = (has_class | known).float()
+        weights = (has_class | known).float()    # owners; and everybody, once there is an anchor
     total = weights.sum(0)
     mean = (local * weights[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     uploaded = total > 0
@@ -197,28 +205,28 @@ def aggregate_anchors(local, counts, anchors, known, aggregate="weighted"):
 # --- FedFM-Lite -------------------------------------------------------------------------------------
 
 def lite_round(net, clients, chosen, anchors, known, t, args):
-    """A round with one handshake (Section VI): the anchors come from the local models after training, from round T_s
-    on, and serve in the next round -> anchors, known, uploads, numbers up, numbers down.
+    """A round with one handshake (Section VI) -> as fedfm_round. From round T_s on the clients send the class means of
+    their local models after training. These become the anchors of the next round.
 
     The paper says that models travel every a rounds. Here rounds 1, a + 1, ... begin by sending the model to all
     clients. Rounds a, 2a, ... and the last end by averaging the participants' models. In between clients keep their
     models, and the global one does not change. As the last round is special, a run that is resumed to more --rounds
     differs from one that had them from the start."""
-    d = model_size(net)
+    net_size = model_size(net)
     up, down = 0, len(chosen) * known.sum() * args.feature_dim
     if (t - 1) % args.model_every == 0:
-        down += len(clients) * d
+        down += len(clients) * net_size
         for client in clients:
             client.net.load_state_dict(net.state_dict())
 
     uploads = for_each_client(client_update, chosen, anchors, known, t, args, workers=args.workers)
 
     if t % args.model_every == 0 or t == args.rounds:
-        up += len(chosen) * d
+        up += len(chosen) * net_size
         models = [upload.model for upload in uploads]
         sizes = [len(client.train.y) for client in chosen]
         net.load_state_dict(average(models, sizes))                                        # Eq. 11
-    if args.lam > 0 and args.warmup <= t < args.rounds:               # after the last round nobody would use them
+    if args.lam > 0 and args.warmup <= t < args.rounds:               # for round t + 1; none after the last
         anchors, known, numbers_up = new_anchors(chosen, anchors, known, args)             # Eqs. 8, 9
         up += numbers_up
     return anchors, known, uploads, up, down
@@ -234,6 +242,7 @@ def augment(x, rng):
     angle = rng.uniform(-np.pi / 12, np.pi / 12, B)
     flip = rng.choice([-1.0, 1.0], B)
     dx, dy = rng.integers(-4, 5, (2, B)) * 2 / x.shape[-1]            # in affine_grid's units the width is 2
+    # where in the input each output pixel comes from: turned, flipped, then moved
     row1 = [flip * np.cos(angle), -np.sin(angle), dx]
     row2 = [flip * np.sin(angle), np.cos(angle), dy]
     theta = np.stack([*row1, *row2], axis=1).reshape(B, 2, 3)
@@ -265,6 +274,7 @@ BASE = dict(                # from the paper, where no comment says otherwise
     participation=1.0,
     partition="dirichlet",  # NIID-1
     beta=0.5,
+    dominant_share=0.46,    # NIID-2; from the authors' code
     model="resnet18",
     feature_dim=512,
     rounds=100,
@@ -282,7 +292,7 @@ BASE = dict(                # from the paper, where no comment says otherwise
     model_every=1,
     prox=0.0,
 )
-DOMAINS = dict(             # not from a paper: one client for each domain
+DOMAINS = dict(             # not from a paper
     BASE,
     clients=None,           # one for each domain
     partition="domain",
@@ -294,7 +304,7 @@ DOMAINS = dict(             # not from a paper: one client for each domain
 SETTINGS = {
     "default": BASE,
     "cinic10": dict(BASE, dominant_share=0.5),
-    # the 23,705 k weights of Table III are those of a ResNet50 with a 3x3 stem
+    # the 23,705 k weights of Table III are those of a ResNet50 that begins with 3x3, as in the authors' code
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
     # not from the paper: the folder digits, other folders with domains, glyphs
     "digits": dict(DOMAINS, images_per_class=30),

@@ -6,12 +6,12 @@ the domains and lie too close together. FedLSA learns its anchors on the server,
 averaged classifier must tell them apart, and they must keep away from each other on the unit sphere. Clients then
 gather their features, also on the sphere, around the anchor of their class.
 
-One round (K participants, C classes, L features, d numbers in the model):
+One round (K participants, C classes, L features, |w| numbers in the model):
   1. The server trains the anchors against the frozen global classifier for E_s steps (Eqs. 3-5).
-  2. It sends the model and the anchors to each participant.                           down: d + C · L numbers
+  2. It sends the model and the anchors to each participant.                           down: |w| + C · L numbers
   3. Each participant trains the model: cross-entropy (Eq. 9) + λ · compactness (Eq. 8), together Eq. 10.
-  4. Each sends its model. The server averages the models by their numbers of images.  up: d
-  5. The global model is tested on each domain's test images. The headline is the mean over domains.
+  4. Each sends its model. The server averages the models by their numbers of images.  up: |w|
+  5. The global model is tested on each domain's test images. The reported accuracy is the mean over domains.
 
 What to know before comparing numbers; the paper leaves all of it open (we lack its supplement):
   * The share of its domain that a client holds: 1 % for digits and 20 % for office, as in FPL's code
@@ -39,7 +39,7 @@ from common import (Net, Run, average, build_net, draw_pictures, evaluate_global
 
 
 class Upload(NamedTuple):
-    model: dict         # state_dict
+    model: dict         # state_dict of its net, not a copy
     loss: torch.Tensor  # mean over its batches; only for the log
 
 
@@ -47,18 +47,19 @@ def main(args):
     data = load_dataset(args)
     net = build_net(data, args, net_class=SphereNet)                  # the global model
     clients, tests = make_federation(data, net, args)
-    C, L, d = len(data.classes), args.feature_dim, model_size(net)
+    C, L = len(data.classes), args.feature_dim
+    net_size = model_size(net)
     with seeded(args.seed, "server"):
         anchor_net = AnchorNet(C, L).to(args.device)                  # lasts over the rounds
 
     run = Run(args, headline="test", modules=[net, anchor_net])
     anchors = torch.zeros(C, L, device=args.device)                   # trained at the start of each round
-    anchors = run.resume(anchors)                                     # with --resume: the saved ones, and models
+    anchors = run.resume(anchors)                                     # with --resume: those of the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        up = len(chosen) * d
-        down = len(chosen) * d
+        up = len(chosen) * net_size
+        down = len(chosen) * net_size
         extra = {}                                                    # for the log
         if args.lam > 0:                                              # λ = 0 is FedAvg: no anchors travel
             anchors, server_loss = server_update(anchor_net, net.classifier, args)         # Eqs. 3-5
@@ -79,7 +80,7 @@ def main(args):
 
     shown = {}
     if args.lam > 0:
-        shown = dict(prototypes=anchors, classes=torch.arange(C, device=args.device))
+        shown = dict(prototypes=anchors)
     draw_pictures(run, data, clients, net=net, tests=tests, **shown)
     return summarize(run)
 

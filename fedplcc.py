@@ -1,27 +1,30 @@
 """FedPLCC: An Enhanced Federated Prototype Learning Method under Domain Shift (Federated Prototype Learning
 with Convergent Clusters). Kuang, Guo, Liang, Zhang. 2024. Builds on FedPLVM and FPL.
 
-One prototype for each class cannot stand for several domains. If there are many and they count equally, a cluster of
-a few outliers has as much say as a large one. FedPLCC clusters the features of a class with FINCH, first at each
-client, then over all clients. A cluster's mean is a prototype, weighted by the number of samples in it. L_contra
-contrasts features with all prototypes. L_corr draws them only to those of their class with the largest *weighted*
-similarity, so domains may keep clusters of their own.
+One prototype for each class cannot stand for several domains. If a class has many prototypes and all count equally,
+a cluster of a few outliers has as much say as a large one. FedPLCC clusters the features of a class with FINCH, first
+at each client, then over all clients. A cluster's mean is a prototype, weighted by the number of samples in it.
+L_contra contrasts features with all prototypes. L_corr draws them only to those of their class with the largest
+*weighted* similarity, so domains may keep clusters of their own.
 
-One round (K participants, D features, J_k clusters at client k, G at the server, d numbers in the model):
-  1. The server sends the model and its weighted prototypes to each participant.       down: d + G · (D + 1)
+One round (K participants, D features, J_k clusters at client k, G at the server, |w| numbers in the model):
+  1. The server sends the model and its weighted prototypes to each participant.       down: |w| + G · (D + 1)
   2. Each participant trains: cross-entropy (Eq. 5) + λ1 · L_contra (Eq. 6) + λ2 · L_corr (Eq. 8), together Eq. 4.
      In round 1 there are no prototypes.
   3. Each runs FINCH on its features, class by class (Eq. 9), and sends the clusters'
-     means, their sizes and its model.                                                 up: d + J_k · (D + 1)
+     means, their sizes and its model.                                                 up: |w| + J_k · (D + 1)
   4. The server clusters all clients' clusters (Eqs. 10, 11) and averages the models by their numbers of images.
-  5. The global model is tested on each domain's test images. The headline is the mean over domains.
+  5. The global model is tested on each domain's test images. The reported accuracy is the mean over domains.
 
 What to know before comparing numbers:
-  * Eq. 5 is a sum over images in the paper, Eqs. 6 and 8 stand for one image. We take means over the batch, so λ1
-    and λ2 may be off by a factor of the batch size. This is the largest open question.
+  * Eq. 5 is a sum over images in the paper, Eqs. 6 and 8 stand for one image. We take means over the batch. If the
+    paper sums Eq. 5 and averages the others, our λ1 and λ2 are too large by the batch size. This is the largest open
+    question.
   * E = 10 is called epochs in Table I and iterations in the text. We train 10 epochs.
   * τ is 0.07 in the paper's settings. Its ablation calls 0.55 optimal and "lower than" 0.07; probably 0.055 is meant.
-  * Batch size, image size and input normalisation are not in the paper, nor are the ten classes of DomainNet.
+  * Batch size, image size, input normalisation and ResNet10's first layer are not in the paper, nor are the ten classes
+    of DomainNet. Ours are 32, 64 pixels, (x − 0.5) / 0.5, and torchvision's 7x7 with stride 2.
+  * Nor does it say which of FINCH's partitions to take, and how to average in a cluster: see `finch`.
   * Compare published numbers with the final round, since Algorithm 1 returns the last model.
 The loss can fall below 0, as L_corr is minus a similarity.
 Everything else that differs from the paper, and its published rows: .github/papers/fedplcc.md.
@@ -42,15 +45,21 @@ from common import (Run, average, build_net, class_means, draw_pictures, evaluat
                     summarize)
 
 
+class Clusters(NamedTuple):
+    vectors: torch.Tensor  # (J, D) means of clusters
+    classes: torch.Tensor  # (J,) the class of each
+    sizes: torch.Tensor    # (J,) how many images are in each
+
+
 class Prototypes(NamedTuple):
-    vectors: torch.Tensor  # (G, D) means of clusters
+    vectors: torch.Tensor  # (G, D) what the server sends: means of clusters of all clients
     classes: torch.Tensor  # (G,) the class of each
-    weights: torch.Tensor  # (G,) a client's: how many images are in the cluster; the server's: W_g of Eq. 11
+    weights: torch.Tensor  # (G,) W_g of Eq. 11
 
 
 class Upload(NamedTuple):
-    model: dict            # state_dict
-    prototypes: Prototypes
+    model: dict            # state_dict of its net, not a copy
+    clusters: Clusters     # None where the losses use no prototypes
     loss: torch.Tensor     # mean over its batches; only for the log
 
 
@@ -58,17 +67,16 @@ def main(args):
     data = load_dataset(args)
     net = build_net(data, args)                                       # the global model
     clients, tests = make_federation(data, net, args)
-    D, d = args.feature_dim, model_size(net)
+    D, net_size = args.feature_dim, model_size(net)
     uses_prototypes = args.lam_contra > 0 or args.lam_corr > 0        # else FedAvg: no prototypes travel
 
     run = Run(args, headline="test", modules=[net])
-    nothing = torch.zeros(0, device=args.device)                      # there are no prototypes before round 1
-    prototypes = Prototypes(nothing.view(0, D), nothing.long(), nothing)
-    prototypes = Prototypes(*run.resume(tuple(prototypes)))           # a checkpoint holds plain tuples
+    prototypes = no_prototypes(D, args.device)
+    prototypes = Prototypes(*run.resume(tuple(prototypes)))           # a checkpoint is read as plain tuples, for safety
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        down = len(chosen) * (d + len(prototypes.weights) * (D + 1))
+        down = len(chosen) * (net_size + len(prototypes.vectors) * (D + 1))
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
         # [client_update(client, prototypes, uses_prototypes, t, args) for client in chosen], side by side
@@ -77,14 +85,14 @@ def main(args):
         models = [upload.model for upload in uploads]
         sizes = [len(client.train.y) for client in chosen]
         net.load_state_dict(average(models, sizes))
-        up = len(chosen) * d
+        up = len(chosen) * net_size
         if uses_prototypes:
-            local = [upload.prototypes for upload in uploads]
-            up += sum(len(sent.weights) for sent in local) * (D + 1)
-            prototypes = global_prototypes(local, args)                                    # Eqs. 10, 11
+            clusters = [upload.clusters for upload in uploads]
+            up += sum(len(sent.vectors) for sent in clusters) * (D + 1)
+            prototypes = global_prototypes(clusters, args)                                 # Eqs. 10, 11
 
         scores = evaluate_global(net, tests, t, args)
-        run.report(t, scores, [upload.loss for upload in uploads], up, down, prototypes=len(prototypes.weights))
+        run.report(t, scores, [upload.loss for upload in uploads], up, down, prototypes=len(prototypes.vectors))
         run.checkpoint(t, tuple(prototypes))
 
     draw_pictures(run, data, clients, prototypes=prototypes.vectors, classes=prototypes.classes, net=net, tests=tests)
@@ -106,19 +114,19 @@ def client_update(client, prototypes, uses_prototypes, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    local = None
+    clusters = None
     if uses_prototypes:
-        local = local_prototypes(client.net, client.train, args)                           # Eq. 9
-    return Upload(client.net.state_dict(), local, torch.stack(losses).mean())
+        clusters = local_clusters(client.net, client.train, args)                          # Eq. 9
+    return Upload(client.net.state_dict(), clusters, torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eq. 4 on a batch, with Eq. 5 as its mean. x (B, 3, height, width), y (B,), prototypes: Prototypes -> scalar.
+    """Eq. 4 on a batch, as a mean; in the paper Eq. 5 is a sum. x (B, 3, height, width), y (B,) -> scalar.
 
     In round 1 there are no prototypes, and the loss is the cross-entropy alone."""
     z = net.features(x)
     loss = F.cross_entropy(net.classifier(z), y)                                           # Eq. 5
-    if len(prototypes.weights) == 0:
+    if len(prototypes.vectors) == 0:
         return loss
     s = similarity(z, prototypes.vectors, args.alpha)
     l_contra = contrast(s, y, prototypes.classes, prototypes.weights, args.tau)
@@ -140,10 +148,9 @@ def contrast(s, y, classes, weights, tau):
     has_prototype = own.any(1)
     if not has_prototype.any():
         return s.new_zeros(())
-    logits = s / tau + weights.log()
-    of_own_class = logits.masked_fill(~own, -torch.inf)
-    loss = logits.logsumexp(1)[has_prototype] - of_own_class[has_prototype].logsumexp(1)
-    return loss.mean()
+    logits = (s / tau + weights.log())[has_prototype]
+    of_own_class = logits.masked_fill(~own[has_prototype], -torch.inf)
+    return (logits.logsumexp(1) - of_own_class.logsumexp(1)).mean()
 
 
 def correlation(s, y, classes, weights, phi):
@@ -153,62 +160,70 @@ def correlation(s, y, classes, weights, phi):
     has_prototype = own.any(1)
     if not has_prototype.any():
         return s.new_zeros(())
-    weighted = s * weights * own                                      # 0 for other classes, above 0 for its own
+    weighted = s * weights * own                                      # s > 0, so other classes come last with 0
     ranked = weighted.sort(1, descending=True).values
-    kept = (phi * own.sum(1).double() - 1e-9).ceil()                  # ⌈φ |G^y|⌉; in floats 0.07 · 100 is above 7
+    kept = (phi * own.sum(1).double() - 1e-9).ceil()                  # ⌈φ |G^y|⌉, also where floats round φ |G^y| up
     rank = torch.arange(len(weights), device=s.device)
     correlated = (ranked * (rank < kept[:, None])).sum(1)
     return -correlated[has_prototype].mean()
 
 
-def local_prototypes(net, images, args):
-    """Eq. 9: the features of a client's training images, in eval mode, clustered class by class -> Prototypes."""
-    if args.local_prototypes == "mean":                               # one mean a class, as FPL's clients send
+def local_clusters(net, images, args):
+    """Eq. 9: the features of a client's training images, clustered class by class -> Clusters. That features are taken
+    in eval mode is not in the paper."""
+    if args.local_prototypes == "mean":                               # one mean per class, as FPL's clients send
         means, counts = class_means(net, images)
         classes = counts.nonzero().flatten()
-        return Prototypes(means[classes], classes, counts[classes].float())
+        return Clusters(means[classes], classes, counts[classes].float())
     ones = torch.ones(len(images.y), device=images.y.device)
     return cluster_by_class(extract(net, images.x), images.y, ones, args.finch_level)
 
 
 # --- server -----------------------------------------------------------------------------------------
 
-def global_prototypes(local, args):
-    """Eqs. 10 and 11: the clients' prototypes, clustered again class by class; the weights of a class sum to 1.
+def no_prototypes(D, device):
+    """Prototypes before the first round: G = 0."""
+    return Prototypes(vectors=torch.zeros(0, D, device=device),
+                      classes=torch.zeros(0, dtype=torch.long, device=device),
+                      weights=torch.zeros(0, device=device))
 
-    local: [Prototypes] -> Prototypes, with weights 1 where --uniform-weights is given."""
-    vectors = torch.cat([prototypes.vectors for prototypes in local])
-    classes = torch.cat([prototypes.classes for prototypes in local])
-    sizes = torch.cat([prototypes.weights for prototypes in local])
+
+def global_prototypes(clusters, args):
+    """Eqs. 10 and 11: the clients' clusters, clustered again class by class; the weights of a class sum to 1.
+
+    clusters: [Clusters], one for each participant -> Prototypes, with weights 1 where --uniform-weights is given."""
+    vectors = torch.cat([sent.vectors for sent in clusters])
+    classes = torch.cat([sent.classes for sent in clusters])
+    sizes = torch.cat([sent.sizes for sent in clusters])
     union = cluster_by_class(vectors, classes, sizes, args.finch_level)                    # Eq. 10
-    class_sizes = union.classes.bincount(union.weights)
-    weights = union.weights / class_sizes[union.classes]                                   # Eq. 11
+    class_sizes = union.classes.bincount(union.sizes)                 # (C,) images of each class
+    weights = union.sizes / class_sizes[union.classes]                                     # Eq. 11
     if args.uniform_weights:
         weights = torch.ones_like(weights)
-    return union._replace(weights=weights)
+    return Prototypes(union.vectors, union.classes, weights)
 
 
 # --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -------------------------------------------------
 
 def cluster_by_class(x, y, weight, level):
-    """FINCH* on the vectors of each class. x (n, D), y (n,), weight (n,) -> Prototypes."""
-    vectors, classes, weights = [], [], []
+    """FINCH* on the vectors of each class. x (n, D), y (n,), weight (n,) -> Clusters; sizes are sums of weights."""
+    vectors, classes, sizes = [], [], []
     for c in y.unique():
         of_class = y == c
         # float64: in float32 the cosines of nearly equal features all round to 1
-        means, sizes = finch(x[of_class].double(), weight[of_class].double(), level)
+        means, totals = finch(x[of_class].double(), weight[of_class].double(), level)
         vectors.append(means.float())
-        classes.append(c.expand(len(sizes)))
-        weights.append(sizes.float())
-    return Prototypes(torch.cat(vectors), torch.cat(classes), torch.cat(weights))
+        classes.append(c.expand(len(totals)))
+        sizes.append(totals.float())
+    return Clusters(torch.cat(vectors), torch.cat(classes), torch.cat(sizes))
 
 
 def finch(x, weight, level="last"):
     """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on.
 
-    level "last" stops before everything would merge into one cluster, "first" after one pass; the paper does not say
-    which. If the first pass already gives one cluster, that is used. The means are weighted, so that a prototype is
-    the mean of its samples; the paper only sums the weights.
+    The paper says neither which of FINCH's partitions to take nor how to average. level "last" takes the coarsest one
+    with more than one cluster, or the one cluster that the first pass gives. level "first" takes the finest, one pass.
+    The means are weighted by the sizes, so that a prototype is the mean of its images.
 
     x (n, D), weight (n,) -> means (m, D), sums of weights (m,)."""
     means, sizes = merge_neighbours(x, weight)
@@ -235,13 +250,22 @@ def first_neighbour_clusters(x):
     x (n, D) -> cluster numbers (n,) from 0."""
     unit = F.normalize(x, dim=1)
     nearest = (unit @ unit.T).fill_diagonal_(-2).argmax(1)
-    label = torch.arange(len(x), device=x.device)
-    while True:                                   # the smallest number of a cluster spreads along its links
-        new = label.scatter_reduce(0, nearest, label, "amin")         # each gives its number to its neighbour
+    return connected_components(nearest)
+
+
+def connected_components(nearest):
+    """nearest (n,): vector i is linked to vector nearest[i] -> the number of its component for each (n,), from 0.
+
+    label[i] is the smallest index that is known to be connected to i. Links pass it on until nothing changes."""
+    label = torch.arange(len(nearest), device=nearest.device)
+    while True:
+        new = label.scatter_reduce(0, nearest, label, "amin")         # each gives its label to its neighbour
         new = torch.minimum(new, new[nearest])                        # and takes its neighbour's
         if torch.equal(new, label):
-            return torch.unique(label, return_inverse=True)[1]
+            break
         label = new
+    _, number = torch.unique(label, return_inverse=True)
+    return number
 
 
 # --- settings ---------------------------------------------------------------------------------------
@@ -289,7 +313,7 @@ def add_flags(group):
                        help="last: the coarsest of FINCH's partitions; first: the finest, one pass")
     group.add_argument("--uniform-weights", action="store_true", help="all prototypes weigh 1 in the losses")
     group.add_argument("--local-prototypes", choices=["finch", "mean"],
-                       help="finch: Eq. 9; mean: one mean a class, as FPL's clients send")
+                       help="finch: Eq. 9; mean: one mean per class, as FPL's clients send")
 
 
 def check(args):

@@ -6,16 +6,16 @@ class, the prototype. The server averages the clients' prototypes. Each client p
 average of their class, so that all clients mean the same thing by "class 3" without seeing each other's images.
 
 One round (K participants, C classes, C_i of them at client i, D features):
-  1. The server sends the prototypes of the classes seen so far to each participant.   down: D numbers a class
+  1. The server sends the prototypes of the classes seen so far to each participant.   down: D numbers per class
   2. Each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 4).
   3. Each sends the class means of its features (Eq. 2) and its class counts.          up: C_i · (D + 1)
   4. The server averages them, weighted by the counts (Eq. 3).
   5. Every client's model, participant or not, is tested on its own test images: by the nearest new prototype, and by
-     its classifier. What this would send is not counted.
+     its classifier. Sending them for this test is not counted.
 
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the papers).
-  * Clients know few classes. Compare with the printed baseline, which always answers a client's most frequent class.
+  * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
   * Accuracy is right answers over all clients' test images. The paper's words may also mean a mean over clients.
   * The best round is picked on test images. FedTGP's tables report it so.
 HtFLlib, below, is a library by FedTGP's first author (github.com/TsingZ0/HtFLlib).
@@ -50,7 +50,7 @@ def main(args):
     run = Run(args, headline="prototype", modules=[client.net for client in clients])
     prototypes = torch.zeros(C, D, device=args.device)
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # which classes have a global prototype
-    prototypes, known = run.resume((prototypes, known))               # with --resume: the saved ones, and models
+    prototypes, known = run.resume((prototypes, known))               # with --resume: those of the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -108,8 +108,9 @@ def local_loss(net, x, y, prototypes, known, args):
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 4: the mean of φ(z_b, P̄^{y_b}) over the samples whose class has a prototype.
 
-    In the paper φ compares a client's class mean with the prototype. We take each sample instead, which bounds each
-    class's φ from above, and also pulls the samples of a class together. Frequent classes weigh more.
+    In the paper φ compares a client's class mean with the prototype. We take each sample instead. The mean of their
+    distances is at least the distance of their mean, and pulling samples also contracts the class. A class weighs as
+    much as it has samples; in the paper all weigh alike.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     has_prototype = known[y]
     if not has_prototype.any():
@@ -140,7 +141,7 @@ def weighted_mean(local, counts, aggregate="weighted"):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # FedTGP's and FedSA's setting, where no comment says otherwise
+BASE = dict(                # the setting of FedTGP and FedSA, where no comment says otherwise
     clients=20,
     participation=1.0,
     partition="dirichlet",

@@ -14,16 +14,17 @@ One round (K participants, C classes, C_i of them at client i, D features):
   3. Each sends the class means of its features (Eq. 2) and its class counts.          up: C_i · (D + 1)
   4. The server averages them by the counts (Eq. 3) and moves the anchors towards the mean (Eq. 10).
   5. Every client's model, participant or not, is tested on its own test images: by its classifier, and by the
-     nearest anchor. What this would send is not counted.
+     nearest new anchor. Sending them for this test is not counted.
 
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper).
   * The paper does not say whether it predicts by classifier or by anchor, nor which round's accuracy it reports.
-  * Clients know few classes. Compare with the printed baseline, which always answers a client's most frequent class.
+  * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
   * Eq. 10 moves an anchor by 1/10,000 of the distance to the mean in a round. Over ten rounds this cannot be seen.
   * The paper calls the anchors' layer trainable, but has no loss for it. Ours stays random.
-  * The loss stays high. Features are ≥ 0 and anchors are not, so a feature keeps some 9 away from its anchor (L_R),
-    and d* exceeds the anchors' mean distance, so L_MCL cannot reach 0 either. Look at the accuracy.
+  * In the paper Eq. 5 is a sum over the C_i classes of a client. Ours is a mean over samples, about C_i times smaller.
+  * The loss stays high. Features are ≥ 0 and anchors are not, so one of 512 numbers keeps some 9 away from its anchor
+    (L_R), and d* exceeds the anchors' mean distance, so L_MCL cannot reach 0 either. Look at the accuracy.
 To follow the authors' code where it departs from the paper, type --distance mse --lam-r 10 --projection mlp --margin
 nearest --batches fixed. Everything else, and the published rows: .github/papers/fedsa.md.
 
@@ -58,7 +59,7 @@ def main(args):
     run = Run(args, headline="classifier", modules=[client.net for client in clients])
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
-    anchors = run.resume(anchors)                                     # with --resume: the saved ones, and models
+    anchors = run.resume(anchors)                                     # with --resume: those of the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -71,13 +72,13 @@ def main(args):
         anchors = ema(anchors, mean, uploaded, args.alpha)                                 # Eq. 10
 
         scores = evaluate_personal(clients, anchors, t, args)
-        up, down = (counts > 0).sum() * (D + 1), len(chosen) * C * D
+        up = (counts > 0).sum() * (D + 1)                             # Σ_i C_i · (D + 1)
+        down = len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, anchors)
 
     baseline = baseline_accuracy(clients)
-    draw_pictures(run, data, clients, baseline=baseline, prototypes=anchors,
-                  classes=torch.arange(C, device=args.device))
+    draw_pictures(run, data, clients, baseline=baseline, prototypes=anchors)
     return summarize(run, baseline)
 
 
@@ -86,8 +87,8 @@ def main(args):
 def client_update(client, anchors, t, args):
     """Train the client's own model for E epochs (Eq. 9) -> Upload.
 
-    The margin d* is the larger of the anchors' and that of the client's class means before training: those that it
-    uploaded when it last took part, or its first model's. The paper does not say when d_i is computed."""
+    The margin d* is the larger of two: the anchors', and that of the client's class means. The paper does not say when
+    the latter are computed. Here it is before training, so they are those of its last upload, or of its first model."""
     means, counts = class_means(client.net, client.train)
     local_margin = average_margin(means[counts > 0], args.margin)                          # Eq. 6
     global_margin = average_margin(anchors, args.margin)
@@ -120,7 +121,7 @@ def local_loss(net, x, y, anchors, margin, args):
 
 def regularization(z, y, anchors, distance="euclidean"):
     """L_R, Eq. 5: the mean of d(z_b, Ā^{y_b}) over the batch. In the paper it is a sum over a client's class means;
-    we take each sample. z (B, D), y (B,), anchors (C, D) -> scalar."""
+    we take each sample. So ours is about C_i times smaller. z (B, D), y (B,), anchors (C, D) -> scalar."""
     difference = z - anchors[y]
     if distance == "euclidean":
         return difference.norm(dim=1).mean()
@@ -128,9 +129,9 @@ def regularization(z, y, anchors, distance="euclidean"):
 
 
 def average_margin(points, rule="average"):
-    """Eq. 6: d = Σ_a Σ_{b≠a} d(P^a, P^b) / (N − 1)², as in the paper. So it is N/(N − 1) times the mean distance of
-    N classes, and 0 for one class. rule "nearest": the mean distance to the nearest other class, as in the authors'
-    code. points (N, D) -> scalar."""
+    """Eq. 6: d_i = Σ_a Σ_{b≠a} d(P^a, P^b) / (N − 1)², as in the paper. So it is N/(N − 1) times the mean distance of
+    N classes. For one class, where Eq. 6 is 0/0, it is 0. rule "nearest": the mean distance to the nearest other class,
+    as in the authors' code. points (N, D) -> scalar."""
     N = len(points)
     if N < 2:
         return points.new_zeros(())
@@ -196,7 +197,7 @@ def ema(anchors, mean, uploaded, alpha):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # FedTGP's and FedSA's setting, where no comment says otherwise
+BASE = dict(                # the paper's setting, where no comment says otherwise
     clients=20,
     participation=1.0,
     partition="dirichlet",
@@ -208,7 +209,7 @@ BASE = dict(                # FedTGP's and FedSA's setting, where no comment say
     batch_size=10,
     batches="full",         # not in the paper: HtFLlib drops a last, smaller batch
     lr=0.01,
-    momentum=0.0,           # the papers name no optimiser: plain SGD
+    momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
     lam_r=0.1,
     lam_mcl=None,           # λ2: 0.01 for one architecture, 1 for a group of them; check(args) sets it
@@ -218,7 +219,7 @@ BASE = dict(                # FedTGP's and FedSA's setting, where no comment say
     margin="average",
     projection="linear",
 )
-GLYPHS = dict(              # not from the paper: a minute on two cores
+GLYPHS = dict(              # not from the paper: under a minute on two cores
     BASE,
     model="htcnn8",
     image_size=24,

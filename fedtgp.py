@@ -1,27 +1,32 @@
 """FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
-The mean of prototypes from different images and architectures separates classes worse than the best client's
-prototypes do ("margin shrink"). Here the server *learns* the global prototypes. Each is a trainable vector that
-passes through a small network. It is drawn to the uploaded prototypes of its class and pushed from those of all
-other classes, with a margin: the largest distance between two classes' mean uploads, at most τ.
+Clients differ in images and architecture. So the averages of their prototypes lie closer together than the prototypes
+of the best client ("margin shrink"). Here the server *learns* the global prototypes. Each is a trainable vector that
+passes through a small network. It is drawn to the uploaded prototypes of its class and pushed from those of all other
+classes, with a margin: the largest distance between two classes' mean uploads, at most τ = 100.
 
 One round (K participants, C classes, C_i of them at client i, D features):
-  1. The server sends the prototypes of the classes seen so far to each participant.   down: D numbers a class
+  1. The server sends the prototypes of the classes seen so far to each participant.   down: D numbers per class
+     In round 1 there are none.
   2. Each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 11).
   3. Each sends the class means of its features (Eq. 2), without counts.               up: C_i · D
   4. The server takes the margin from the uploads (Eq. 9) and trains its prototypes on them (Eq. 10).
   5. Every client's model, participant or not, is tested on its own test images: by the nearest new prototype, and by
-     its classifier. What this would send is not counted.
+     its classifier. Sending them for this test is not counted.
 
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper).
-  * The paper's own experiments use --model htfe8. Ours is cnn4, as in FedSA's Table 1 (htcnn8 on glyphs).
+  * Eq. 11 compares class means with prototypes, ours each sample. Eq. 10 is a sum, ours a mean over a batch.
+  * In the paper clients get the untrained prototypes in round 1. Ours get none before someone has uploaded the class.
+  * The paper's main experiments use --model htfe8. Ours is cnn4, as in FedSA's Table 1 (htcnn8 on glyphs and fmnist).
+  * Accuracy is right answers over all clients' test images. The paper's words may also mean a mean over clients.
   * The best round is picked on test images, as in the paper.
-  * Clients know few classes. Compare with the printed baseline, which always answers a client's most frequent class.
-Watch server_loss: in issue 2 of github.com/TsingZ0/FedTGP the authors say that it must come near 0 (1e-3 on 100
-classes) before accuracy jumps. HtFLlib, below, is a library by the first author (github.com/TsingZ0/HtFLlib).
-Everything else that differs from the paper, and its published rows: .github/papers/fedtgp.md.
+  * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
+  * Watch server_loss: in issue 2 of github.com/TsingZ0/FedTGP the authors say that it must come near 0 (1e-3 on 100
+    classes) before accuracy jumps.
+The paper's M clients, K features and vectors Ṕ are K, D and v here. HtFLlib is a library by the first author
+(github.com/TsingZ0/HtFLlib). Everything else that differs, and the published rows: .github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in digits, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                        Table 1, practical
@@ -51,25 +56,25 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.classes), args.feature_dim
     with seeded(args.seed, "server"):
-        trainable = GlobalPrototypes(C, D, args.no_mlp).to(args.device)            # lasts over the rounds
+        prototype_net = GlobalPrototypes(C, D, args.no_mlp).to(args.device)            # lasts over the rounds
 
-    run = Run(args, headline="prototype", modules=[client.net for client in clients] + [trainable])
+    run = Run(args, headline="prototype", modules=[client.net for client in clients] + [prototype_net])
     prototypes = torch.zeros(C, D, device=args.device)                # not used before a class is known
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # classes that someone has uploaded
-    prototypes, known = run.resume((prototypes, known))               # with --resume: the saved ones, and models
+    prototypes, known = run.resume((prototypes, known))               # with --resume: those of the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        down = len(chosen) * known.sum() * D                          # Algorithm 1 sends all C from round 1 on
+        down = len(chosen) * known.sum() * D                          # before this round's uploads make more known
         # [client_update(client, prototypes, known, t, args) for client in chosen], side by side
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
 
         local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
         owned = torch.stack([upload.owned for upload in uploads])                          # (K, C)
         margin = adaptive_margin(local, owned, args.margin, args.tau)                      # Eq. 9
-        prototypes, server_loss = server_update(trainable, local, owned, margin, t, args)  # Eq. 10
-        # The prototype of a class that nobody has uploaded yet was only pushed away. It is not sent, and not used to
-        # predict.
+        prototypes, server_loss = server_update(prototype_net, local, owned, margin, t, args)  # Eq. 10
+        # A class that nobody has uploaded yet was only pushed away, and its prototype means nothing. Unlike in the paper,
+        # it is not sent, and not used to predict.
         known = known | owned.any(0)
 
         scores = evaluate_personal(clients, prototypes, t, args, known=known)
@@ -91,7 +96,7 @@ def client_update(client, prototypes, known, t, args):
     In the paper (Algorithm 1) a client sends the class means of the trained model. With --uploads before they are
     those of the model before it trains, as in the authors' code."""
     if args.uploads == "before":
-        before, counts = class_means(client.net, client.train)
+        means, counts = class_means(client.net, client.train)
 
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
@@ -104,10 +109,9 @@ def client_update(client, prototypes, known, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    if args.uploads == "before":
-        return Upload(before, counts > 0, torch.stack(losses).mean())
-    after, counts = class_means(client.net, client.train)                                  # Eq. 2
-    return Upload(after, counts > 0, torch.stack(losses).mean())
+    if args.uploads == "after":
+        means, counts = class_means(client.net, client.train)                              # Eq. 2
+    return Upload(means, counts > 0, torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, prototypes, known, args):
@@ -120,8 +124,9 @@ def local_loss(net, x, y, prototypes, known, args):
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 11: the mean of φ(z_b, P̂^{y_b}) over the samples whose class has a prototype.
 
-    In the paper φ compares a client's class mean with the prototype. We take each sample instead, which bounds each
-    class's φ from above, and also pulls the samples of a class together. Frequent classes weigh more.
+    In the paper φ compares a client's class mean with the prototype. We take each sample instead. The mean of their
+    distances is at least the distance of their mean, and pulling samples also contracts the class. A class weighs as
+    much as it has samples; in the paper all weigh alike.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     has_prototype = known[y]
     if not has_prototype.any():
@@ -137,7 +142,8 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
 # --- server -----------------------------------------------------------------------------------------
 
 class GlobalPrototypes(nn.Module):
-    """P̂^c = F(v^c; θ_F) for all classes (C, D): one trainable vector v^c a class, and F = Linear, ReLU, Linear.
+    """P̂^c = F(v^c; θ_F) for all classes -> (C, D). Each class has a trainable vector v^c, in the paper Ṕ^c, and F is
+    Linear, ReLU, Linear.
 
     The paper gives neither F's hidden width (ours: D) nor v's distribution (ours: N(0, I))."""
 
@@ -153,27 +159,28 @@ class GlobalPrototypes(nn.Module):
         return self.mlp(self.v)
 
 
-def server_update(trainable, local, owned, margin, t, args):
+def server_update(prototype_net, local, owned, margin, t, args):
     """Train the GlobalPrototypes on this round's uploads (Eqs. 5 and 10) for S epochs -> P̂ (C, D), mean loss of the
     last epoch.
 
-    In the paper Eq. 10 is a sum over uploads; we take the mean over a batch, as HtFLlib does. The paper has one
-    learning rate, and the server uses it, too. Batch size and plain SGD are HtFLlib's.
+    In the paper Eq. 10 is a sum over uploads; we take the mean over a batch, as HtFLlib does. The paper names one
+    learning rate η; the server uses it as well. Batch size and plain SGD are HtFLlib's.
     local (K, C, D), owned (K, C) bool."""
     p = local[owned]                                                  # (n, D) the uploaded prototypes
     _, c = owned.nonzero(as_tuple=True)                               # (n,) their classes, in the same order
     rng = generator(args.seed, "server", t)
-    optimizer = torch.optim.SGD(trainable.parameters(), lr=args.lr)
+    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
     for _ in range(args.server_epochs):
         losses = []
         for index in batches(len(c), args.batch_size, rng, rule="all"):
             index = index.to(c.device)
-            loss = margin_contrastive(p[index], c[index], trainable(), margin)
+            prototypes = prototype_net()                              # (C, D), with gradient
+            loss = margin_contrastive(p[index], c[index], prototypes, margin)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
-    return trainable().detach(), torch.stack(losses).mean()
+    return prototype_net().detach(), torch.stack(losses).mean()
 
 
 def margin_contrastive(p, c, prototypes, margin):
@@ -212,7 +219,7 @@ def adaptive_margin(local, owned, rule="pairwise", tau=100.0):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # FedTGP's and FedSA's setting, where no comment says otherwise
+BASE = dict(                # the paper's setting, where no comment says otherwise
     clients=20,
     participation=1.0,
     partition="dirichlet",
@@ -233,7 +240,7 @@ BASE = dict(                # FedTGP's and FedSA's setting, where no comment say
     tau=100.0,
     server_epochs=100,
 )
-GLYPHS = dict(              # not from the paper: a minute on two cores
+GLYPHS = dict(              # not from the paper: under a minute on two cores
     BASE,
     model="htcnn8",
     image_size=24,

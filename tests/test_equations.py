@@ -465,7 +465,7 @@ def test_fedplcc_global_prototypes(K, C, level):
     n = 9 * K
     x, y, w = rng.normal(size=(n, 3)), rng.integers(C, size=n), rng.integers(1, 20, size=n)
     columns = torch.tensor(x).float().chunk(K), torch.tensor(y).chunk(K), torch.tensor(w).float().chunk(K)
-    sent = [fedplcc.Prototypes(*rows) for rows in zip(*columns)]
+    sent = [fedplcc.Clusters(*rows) for rows in zip(*columns)]
     for uniform in (False, True):
         want = []
         for c in set(y.tolist()):
@@ -481,7 +481,7 @@ def test_nearly_equal_features_are_told_apart():
     x = (1 + 1e-4 * torch.randn(30, 8, generator=torch.Generator().manual_seed(0))).float()
     sizes = torch.ones(30)
     got = fedplcc.cluster_by_class(x, torch.zeros(30).long(), sizes, "first")
-    assert sorted(got.weights.tolist()) == sorted(len(g) for g in groups_of(x.double().numpy()))
+    assert sorted(got.sizes.tolist()) == sorted(len(g) for g in groups_of(x.double().numpy()))
 
 
 # --- averaged models, and training: steps along numerical derivatives -----------------------------

@@ -79,7 +79,7 @@ def test_comparing_runs(run, tmp_path, capsys):
     best = max(log(one.folder), key=lambda row: row["acc_validation"])["acc_test"]
     assert rows[0][3:5] == [f"{best:.2f}", f"{one.rows[-1]['acc_test']:.2f}"]
     assert "±" in rows[5][3] and "±" not in rows[3][3]
-    assert (tmp_path / "runs" / "compare-glyphs.png").exists()
+    assert (tmp_path / "runs" / "compare-glyphs-dirichlet.png").exists()
     with pytest.raises(SystemExit) as stop:
         common.compare([tmp_path])
     assert stop.value.code == 2
@@ -108,6 +108,7 @@ def test_published_logs_are_read(tmp_path, capsys):
     (tmp_path / "here").symlink_to(folders[0])  # pictures go beside the first
     common.compare([tmp_path / "here", *folders[1:]])
     out = capsys.readouterr().out
-    for dataset in {json.loads((folder / "args.json").read_text())["dataset"] for folder in folders}:
-        assert (tmp_path / f"compare-{dataset}.png").exists()
+    for folder in folders:
+        about = json.loads((folder / "args.json").read_text())
+        assert (tmp_path / f"compare-{about['dataset']}-{about['partition']}.png").exists()
     assert "±" in out

@@ -55,7 +55,7 @@ def make_upload(script, client, vectors, classes, sizes, C, loss):
         prototypes[classes], counts[classes] = vectors, sizes.float()
         return module.Upload(prototypes, counts > 0 if script == "fedtgp" else counts, loss)
     if script == "fedplcc":
-        prototypes = module.Prototypes(vectors, classes, sizes.float())
+        prototypes = module.Clusters(vectors, classes, sizes.float())
         return module.Upload(client.net.state_dict(), prototypes, loss)
     return module.Upload(client.net.state_dict(), loss)
 
@@ -749,7 +749,7 @@ def test_each_client_holds_other_places_of_its_part_back(monkeypatch):
     data = dataset([[60]], [[0]])
     args = common.argparse.Namespace(seed=0, partition="iid", clients=3, dataset="set", device="cpu")
     place, held = {name: i for i, name in enumerate(names(data.x))}, []
-    for kept, rest in common.divide(data, torch.arange(60), 0.25, args):
+    for _, kept, rest in common.divide(data, torch.arange(60), 0.25, args):
         held.append(sorted(place[name] % 20 for name in names(rest.x)))
     assert held[0] != held[1] != held[2] != held[0]
 
