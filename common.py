@@ -501,8 +501,9 @@ def iid(y, args, rng):
 def dirichlet(y, args, rng):
     """FedTGP's and FedSA's "practical" setting, FedFM's NIID-1: a class's shares are drawn from Dir(β).
 
-    As in HtFLlib and in FedFM's code, a client that holds N/K images gets no more of the next class, and the whole
-    is drawn again until everyone has enough. After 100 draws we take the one whose smallest client is largest."""
+    As in PFLlib's generator, which HtFLlib points to, and in FedFM's code, a client that holds N/K images gets no more
+    of the next class, and the whole is drawn again until everyone has enough. After 100 draws we take the one whose
+    smallest client is largest."""
     least = -1
     for _ in range(100):
         stock, columns = [], []

@@ -17,9 +17,9 @@ The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, further 
 
 What to know before comparing numbers:
   * Each client holds out 20 % of its images for validation. The reported round has the best mean accuracy on them.
-  * The paper tunes its hyper-parameters, and says only that λ = 50 and T_s = 20 are generally good.
-  * Input normalisation, CIFAR-100's augmentation and NIID-2's dominant share are taken from the authors' code
-    (github.com/rui-ye/FedFM).
+  * The paper tunes its hyper-parameters. It says that λ = 50 and T_s = 20 are generally good; we take these everywhere.
+  * Input normalisation (but CINIC-10's), CIFAR-100's augmentation and NIID-2's dominant share are from the authors'
+    code (github.com/rui-ye/FedFM).
 Everything else that differs from the paper, and its published rows: .github/papers/fedfm.md.
 
     python fedfm.py                                           built-in digits in four domains, under a minute
@@ -178,7 +178,7 @@ def new_anchors(chosen, anchors, known, args):
     local = torch.stack([means for means, _ in replies])              # (K, C, D)
     counts = torch.stack([n for _, n in replies])                     # (K, C)
     if args.aggregate == "uniform":
-        numbers_up = local.numel()               # all C anchors are sent, so that nobody sees which classes are absent
+        numbers_up = local.numel()       # all C anchors are sent; from the second time on this hides absent classes
     else:
         numbers_up = (counts > 0).sum() * (args.feature_dim + 1)
     anchors, known = aggregate_anchors(local, counts, anchors, known, args.aggregate)

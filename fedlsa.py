@@ -13,7 +13,7 @@ One round (K participants, C classes, L features, |w| numbers in the model):
   4. Each sends its model. The server averages the models by their numbers of images.  up: |w|
   5. The global model is tested on each domain's test images. The reported accuracy is the mean over domains.
 
-What to know before comparing numbers; the paper leaves all of it open (we lack its supplement):
+What to know before comparing numbers; the paper does not settle these (we lack its supplement):
   * The share of its domain that a client holds: 1 % for digits and 20 % for office, as in FPL's code
     (github.com/WenkeHuang/RethinkFL). Our 30 % for PACS are a guess.
   * SGD with learning rate 0.01, momentum 0.9 and weight decay 1e-5, also on the server; L = 128 features.
@@ -23,8 +23,8 @@ Everything else that differs from the paper, and its published rows: .github/pap
 
     python fedlsa.py                                          built-in digits in four domains, under a minute
     python fedlsa.py --dataset digits                         Table 2 (a folder with mnist, usps, svhn, syn)
-    python fedlsa.py --alpha 0                                anchors are not kept apart
-    python fedlsa.py --lam 0                                  FedAvg on the sphere (the paper's may not be)
+    python fedlsa.py --alpha 0                                anchors are not pushed apart
+    python fedlsa.py --lam 0                                  FedAvg with features of length 1 (the paper's may differ)
 """
 
 import math
@@ -188,7 +188,7 @@ def nearest_cosine(anchors):
 # --- settings ---------------------------------------------------------------------------------------
 
 BASE = dict(                # from the paper, where no comment says otherwise
-    clients=None,           # one for each domain
+    clients=None,           # ours: one for each domain
     participation=1.0,
     partition="domain",
     model="lsa_cnn",
@@ -202,7 +202,8 @@ BASE = dict(                # from the paper, where no comment says otherwise
     server_steps=500,       # E_s
     compactness="vmf",
 )
-# The paper tunes α, λ and τ in two values each, and does not say which data set uses which.
+# The paper tunes α, λ and τ in two values each, and does not say which data set uses which. The domain fractions are
+# not in the paper either, nor how office's and PACS's ten clients are dealt.
 FIRST = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 SECOND = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {

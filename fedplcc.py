@@ -18,10 +18,10 @@ One round (K participants, D features, J_k clusters at client k, G at the server
 
 What to know before comparing numbers:
   * Eq. 5 is a sum over images in the paper, Eqs. 6 and 8 stand for one image. We take means over the batch. If the
-    paper sums Eq. 5 and averages the others, our λ1 and λ2 are too large by the batch size. This is the largest open
-    question.
-  * E = 10 is called epochs in Table I and iterations in the text. We train 10 epochs.
-  * τ is 0.07 in the paper's settings. Its ablation calls 0.55 optimal and "lower than" 0.07; probably 0.055 is meant.
+    paper sums Eq. 5 and averages the others, our λ1 and λ2 are too large by the batch size, or by a client's number
+    of images. This is the largest open question.
+  * E is called epochs in Table I, and "E = 10 iterations" in the text. We train 10 epochs.
+  * τ is 0.07 in the paper's settings. Its ablation calls 0.55 optimal and "lower than" 0.07; perhaps 0.055 is meant.
   * Batch size, image size, input normalisation and ResNet10's first layer are not in the paper, nor are the ten classes
     of DomainNet. Ours are 32, 64 pixels, (x − 0.5) / 0.5, and torchvision's 7x7 with stride 2.
   * Nor does it say which of FINCH's partitions to take, and how to average in a cluster: see `finch`.

@@ -16,10 +16,10 @@ One round (K participants, C classes, C_i of them at client i, D features):
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the papers).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
-  * Accuracy is right answers over all clients' test images. The paper's words may also mean a mean over clients.
+  * Accuracy is right answers over all clients' test images. The papers' words read as a mean over clients.
   * The best round is picked on test images. FedTGP's tables report it so.
-HtFLlib, below, is a library by FedTGP's first author (github.com/TsingZ0/HtFLlib).
-Everything else that differs from the paper, and its published rows: .github/papers/fedproto.md.
+"The paper" below is FedTGP's. HtFLlib is a library by its first author (github.com/TsingZ0/HtFLlib).
+Everything else that differs from the paper, and published rows: .github/papers/fedproto.md.
 
     python fedproto.py                                                       built-in digits, half a minute
     python fedproto.py --lam 0                                               local training, tested in the same ways
@@ -146,7 +146,7 @@ BASE = dict(                # the setting of FedTGP and FedSA, where no comment 
     participation=1.0,
     partition="dirichlet",
     beta=0.1,
-    model="cnn4",
+    model="cnn4",           # FedSA; FedTGP: htfe8
     feature_dim=512,
     rounds=1000,
     local_epochs=1,

@@ -3,7 +3,7 @@ Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Prototypes that are averaged from biased clients are biased themselves, and guiding clients with them biases the
 next round's prototypes further. FedSA takes its guides from elsewhere: each class has a *semantic anchor*, a random
-vector that has passed through a random layer. Clients pull each feature to the anchor of its class, keep a margin
+vector that has passed through an embedding layer. Clients pull each feature to the anchor of its class, keep a margin
 to the others, and train their classifier on the anchors, too. So feature spaces and decision boundaries agree.
 
 One round (K participants, C classes, C_i of them at client i, D features):
@@ -23,10 +23,12 @@ What to know before comparing numbers:
   * Eq. 10 moves an anchor by 1/10,000 of the distance to the mean in a round. Over ten rounds this cannot be seen.
   * The paper calls the anchors' layer trainable, but has no loss for it. Ours stays random.
   * In the paper Eq. 5 is a sum over the C_i classes of a client. Ours is a mean over samples, about C_i times smaller.
-  * The loss stays high. Features are ≥ 0 and anchors are not, so one of 512 numbers keeps some 9 away from its anchor
-    (L_R), and d* exceeds the anchors' mean distance, so L_MCL cannot reach 0 either. Look at the accuracy.
-To follow the authors' code where it departs from the paper, type --distance mse --lam-r 10 --projection mlp --margin
-nearest --batches fixed. Everything else, and the published rows: .github/papers/fedsa.md.
+  * By default the loss stays high. Features are ≥ 0 and anchors are not, so a feature of 512 numbers keeps some 9 away
+    from its anchor (L_R), and d* exceeds the anchors' mean distance, so L_MCL cannot reach 0 either. Look at the
+    accuracy.
+To come nearer to the authors' code:
+    --distance mse --lam-r 10 --projection mlp --margin nearest --batches fixed
+Everything else, and the published rows: .github/papers/fedsa.md.
 
     python fedsa.py                                                          built-in digits, under a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1      Table 1, cross-device
@@ -87,8 +89,9 @@ def main(args):
 def client_update(client, anchors, t, args):
     """Train the client's own model for E epochs (Eq. 9) -> Upload.
 
-    The margin d* is the larger of two: the anchors', and that of the client's class means. The paper does not say when
-    the latter are computed. Here it is before training, so they are those of its last upload, or of its first model."""
+    The margin d* is the larger of two: the anchors', and that of the client's class means. Here the latter come from
+    before training, so they are those of its last upload, or of its first model. The paper only says "first", where it
+    restates FedProto."""
     means, counts = class_means(client.net, client.train)
     local_margin = average_margin(means[counts > 0], args.margin)                          # Eq. 6
     global_margin = average_margin(anchors, args.margin)

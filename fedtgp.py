@@ -20,11 +20,11 @@ What to know before comparing numbers:
   * Eq. 11 compares class means with prototypes, ours each sample. Eq. 10 is a sum, ours a mean over a batch.
   * In the paper clients get the untrained prototypes in round 1. Ours get none before someone has uploaded the class.
   * The paper's main experiments use --model htfe8. Ours is cnn4, as in FedSA's Table 1 (htcnn8 on glyphs and fmnist).
-  * Accuracy is right answers over all clients' test images. The paper's words may also mean a mean over clients.
+  * Accuracy is right answers over all clients' test images. The paper's words read as a mean over clients.
   * The best round is picked on test images, as in the paper.
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
   * Watch server_loss: in issue 2 of github.com/TsingZ0/FedTGP the authors say that it must come near 0 (1e-3 on 100
-    classes) before accuracy jumps.
+    classes) before accuracy jumps. It cannot before the margin reaches τ (see the page).
 The paper's M clients, K features and vectors Ṕ are K, D and v here. HtFLlib is a library by the first author
 (github.com/TsingZ0/HtFLlib). Everything else that differs, and the published rows: .github/papers/fedtgp.md.
 
@@ -73,8 +73,8 @@ def main(args):
         owned = torch.stack([upload.owned for upload in uploads])                          # (K, C)
         margin = adaptive_margin(local, owned, args.margin, args.tau)                      # Eq. 9
         prototypes, server_loss = server_update(prototype_net, local, owned, margin, t, args)  # Eq. 10
-        # A class that nobody has uploaded yet was only pushed away, and its prototype means nothing. Unlike in the paper,
-        # it is not sent, and not used to predict.
+        # A class that nobody has uploaded yet was only pushed away, and its prototype means nothing. Unlike in the
+        # paper, it is not sent, and not used to predict.
         known = known | owned.any(0)
 
         scores = evaluate_personal(clients, prototypes, t, args, known=known)
@@ -224,7 +224,7 @@ BASE = dict(                # the paper's setting, where no comment says otherwi
     participation=1.0,
     partition="dirichlet",
     beta=0.1,
-    model="cnn4",           # the paper: htfe8
+    model="cnn4",           # FedSA's Table 1; the paper: htfe8
     feature_dim=512,
     rounds=1000,
     local_epochs=1,
