@@ -1204,6 +1204,9 @@ def plot_features(groups, prototypes, classes, names, seed):
             some = points[(y == c) & (group == g)]
             size, edge = (13, "black") if name == "server" else (4, "none")
             axis.plot(some[:, 0], some[:, 1], marker, color=f"C{n}", markersize=size, markeredgecolor=edge, alpha=0.7)
+            if name == "server":  # with its class, for those who see no colours
+                for point in some:
+                    axis.annotate(str(names[c])[:18], point, (6, 5), textcoords="offset points", fontsize=9)
     axis.set(xticks=[], yticks=[], xlabel=f"{method}; a class with few points has few test images here")
 
     colours = [axis.plot([], [], "s", color=f"C{n}", label=str(names[c])[:18])[0] for n, c in enumerate(shown)]

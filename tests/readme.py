@@ -1,7 +1,7 @@
 """Run every command of the README and of the class page, one after the other, in a scratch folder, and show how each
 ends.
 
-    python tests/readme.py [--only WORD] [--data FOLDER] [--page FILE]
+    python tests/readme.py [--only WORD] [--data FOLDER] [--page FILE] [--rounds N]
 
 Commands on data that is not there are named and left out.
 """
@@ -44,6 +44,7 @@ def main():
     parser.add_argument("--only", default="", help="commands that contain this")
     parser.add_argument("--data", type=Path, default=ROOT / "data")
     parser.add_argument("--page", type=Path, action="append", help="these pages instead")
+    parser.add_argument("--rounds", type=int, help="so many rounds instead of a command's own, for a quick pass")
     args = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -61,6 +62,8 @@ def main():
                 if dataset and LONG & set(dataset.groups()):
                     print(f"--- left out, it takes hours: {command}", flush=True)
                     continue
+                if args.rounds and not re.search(r"--rounds|--resume|--help|common\.py", command):
+                    command += f" --rounds {args.rounds}"
                 start = time.time()
                 words = command.replace("python", shlex.quote(sys.executable), 1)
                 done = subprocess.run(words, shell=True, cwd=folder, capture_output=True, text=True)
