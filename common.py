@@ -4,7 +4,8 @@
     Part II   what it is fed with: clients and their images, models, partitions, data sets
     Part III  the frame: run folder, pictures, comparing runs, command line
 
-Part I is enough to understand a method. Shapes: N images, K clients (in a round: its participants), C classes,
+Part I is enough to understand a method's rounds. What `main` does with `run` is in the docstring of Run, in Part III.
+Shapes: N images, K clients (in a round: its participants), C classes,
 D features, B images in a batch, G prototypes at the server.
 """
 
@@ -47,7 +48,7 @@ def generator(seed, purpose, *where):
     """A numpy generator for one purpose (a word) and place (round, client).
 
     Every random choice has a generator of its own. So on the same device a resumed run, and a run with other
-    --workers, sees the same numbers."""
+    --workers, draws the same numbers."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
 
 
@@ -93,8 +94,8 @@ class Net(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
     def features(self, x):
-        z = self.extractor((x / 255 - self.mean) / self.std)
-        # Pooling to D values: an extractor that has more is averaged over neighbours, one that has fewer is repeated.
+        z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
+        # Each row is pooled to D values: where it has more, neighbours are averaged; where fewer, values are repeated.
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -121,7 +122,7 @@ def for_each_client(function, clients, *arguments, workers):
             show_progress(f"client {n}/{len(clients)}")
         return results
     jobs = {}
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))  # it is set for each thread
     try:
         largest_first = sorted(clients, key=lambda client: -len(client.train.y))  # no worker waits long at the end
         for client in largest_first:
@@ -151,7 +152,7 @@ def minibatches(client, t, args):
 def batches(n, batch_size, rng, rule="all"):
     """One epoch over n samples -> [indices (B,)].
 
-    rule "all"    every sample is used; a single last one joins the batch before, as BatchNorm needs two
+    rule "all"    every sample is used; a last batch of one joins the batch before, as BatchNorm needs two
          "full"   a last, smaller batch is dropped, unless it is the only one
          "fixed"  as "full", and the samples are never shuffled"""
     order = torch.arange(n)
@@ -192,7 +193,7 @@ def class_means(net, images):
 def distances(a, b):
     """Euclidean distances of a (n, D) and b (m, D) -> (n, m).
 
-    torch.cdist's default rounds small distances of long vectors; this mode does not."""
+    torch.cdist's default expands ‖a − b‖², which loses small distances of long vectors. This mode does not."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -337,13 +338,14 @@ def divide(data, index, held_back, args):
         if len(part) < 2:
             fail(f"--partition {args.partition}: client {i} would get {len(part)} of {len(index)} images, it "
                  f"needs at least 2; fewer --clients or less skew will do")
-        places = torch.from_numpy(generator(args.seed, "train/test", i).permutation(part))  # in `index`
-        cut = math.ceil((1 - held_back) * len(part))
-        train = take(data, index[places[:cut]], args.device)
-        rest = take(data, index[places[cut:]], args.device)
+        shuffled = generator(args.seed, "train/test", i).permutation(part)
+        images = index[torch.from_numpy(shuffled)]
+        cut = math.ceil((1 - held_back) * len(images))
+        train = take(data, images[:cut], args.device)
+        rest = take(data, images[cut:], args.device)
         domain = ""
         if args.partition == "domain":
-            domain = data.domains[data.domain[index[places[0]]]]
+            domain = data.domains[data.domain[images[0]]]
         shares.append((domain, train, rest))
 
     sizes = [len(train.y) for _, train, _ in shares]
@@ -448,7 +450,7 @@ def build_net(data, args, client=0, net_class=Net, mean=(0.5,), std=(0.5,)):
     """Client i's model, a Net or a subclass of it. Equal extractors start from equal weights."""
     name, hidden = architecture(args.model, client)
     C, D = len(data.classes), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # an arbitrary string; another one gives other first weights
+    with seeded(args.seed, f"weights {name} ()"):  # the string only has to stay: another gives other weights
         if name in CONVNETS:
             extractor = convnet(name, data.x.shape[-1], D)
         else:
@@ -501,10 +503,10 @@ def iid(y, args, rng):
 def dirichlet(y, args, rng):
     """FedTGP's and FedSA's "practical" setting, FedFM's NIID-1: a class's shares are drawn from Dir(β).
 
-    As in PFLlib's generator, which HtFLlib points to, and in FedFM's code, a client that holds N/K images gets no more
-    of the next class, and the whole is drawn again until everyone has enough. After 100 draws we take the one whose
-    smallest client is largest."""
-    least = -1
+    As in PFLlib's generator, which HtFLlib points to, and in FedFM's code, a client that already holds N/K images gets
+    nothing of the classes that follow, and the whole is drawn again until everyone has enough. After 100 draws we take
+    the one whose smallest client is largest."""
+    least, best = -1, None
     for _ in range(100):
         stock, columns = [], []
         held = np.zeros(args.clients, int)
@@ -524,7 +526,7 @@ def dirichlet(y, args, rng):
             best = stock, np.column_stack(columns)
         if least >= fewest_images(y, args):
             break
-    return [np.sort(part) for part in deal(*best)]
+    return [np.sort(part) for part in deal(*best)]  # the order decides which images `divide` holds back
 
 
 def pathological(y, args, rng):
@@ -544,8 +546,8 @@ def pathological(y, args, rng):
             continue
         least = min(math.ceil(fewest_images(y, args) / each), len(index) // len(owners))
         free = len(index) - least * len(owners)
-        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1))  # of what is left when each has the least
-        cuts = cuts + least * np.arange(1, len(owners))
+        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1))  # random cuts of the free images
+        cuts = cuts + least * np.arange(1, len(owners))  # to which each owner's least is added
         counts[owners, c] = np.diff([0, *cuts, len(index)])
     return deal(stock, counts)
 
@@ -554,8 +556,8 @@ def in_proportion(y, shares, rng):
     """As many images as the scarcest class allows, in the proportions of shares (K, C). The rest is not used."""
     stock = indices_by_class(y, rng)
     available = np.array([len(index) for index in stock])
-    scale = (available / np.maximum(shares.sum(0), 1e-12)).min()
-    return deal(stock, np.floor(shares * scale + 1e-9).astype(int))
+    scale = (available / np.maximum(shares.sum(0), 1e-12)).min()      # images for a share of 1
+    return deal(stock, np.floor(shares * scale + 1e-9).astype(int))   # 1e-9: 2.9999999 is 3
 
 
 def dominant(y, args, rng):
@@ -767,8 +769,9 @@ def download(name, folder, size):
     try:
         parts = [dataset_class(root, download=True, **option) for option in options]
     except Exception as error:
-        for place in new:  # no empty folder stays
-            shutil.rmtree(place, ignore_errors=True)
+        for place in new:  # folders without a file do not stay
+            if not any(path.is_file() for path in place.rglob("*")):
+                shutil.rmtree(place, ignore_errors=True)
         exit_without_data(folder, f"not there, and the download failed; no internet? ({' '.join(str(error).split())})")
 
     def make():
@@ -858,8 +861,9 @@ def draw_domain(name, n, size=32):
 
     elif name == "thin":  # thin strokes, a third of the resolution
         ink = pen.digit(digit, 0.35, dx, dy)
-        eroded = F.adaptive_avg_pool2d(-F.max_pool2d(-ink, 2, stride=1), (11, 11))
-        image = pen.tone(0.6, 0.9) - pen.tone(0.5, 0.8) * F.interpolate(eroded, size=(CANVAS, CANVAS))
+        thinner = -F.max_pool2d(-ink, 2, stride=1)  # the minimum of neighbours
+        coarse = F.adaptive_avg_pool2d(thinner, (11, 11))
+        image = pen.tone(0.6, 0.9) - pen.tone(0.5, 0.8) * F.interpolate(coarse, size=(CANVAS, CANVAS))
 
     elif name == "texture":  # light on gratings and noise
         angle, wave, phase = pen.tone(0, 2 * math.pi), pen.tone(6, 20), pen.tone(0, 2 * math.pi)
@@ -1039,7 +1043,8 @@ def predictions(rows):
 
 
 def best_round(rows, kind):
-    """The round of the highest validation accuracy, or without one, test accuracy -> (test accuracy in %, round)."""
+    """The round of the best validation accuracy, or of the best test accuracy where there are no validation images
+    -> (its test accuracy in %, its number)."""
     judge = "acc_validation" if "acc_validation" in rows[-1] else f"acc_{kind}"
     evaluated = [row for row in rows if judge in row]
     best = max(evaluated, key=lambda row: row[judge])
@@ -1385,7 +1390,9 @@ def make_parser(description):
     group.add_argument("--partition", choices=[*PARTITIONS, "domain"], default="dirichlet",
                        help="how the images are divided among clients")
     group.add_argument("--beta", type=float, default=0.1, help="β of dirichlet; the smaller, the more skewed")
-    group.add_argument("--classes-per-client", type=int, default=2, help="classes of a client in pathological")
+    group.add_argument("--classes-per-client", type=int, default=2,
+                       help="classes of a client in pathological; in FedTGP 2 for cifar10 and fmnist, 10 for cifar100 "
+                            "and flowers102, 20 for tinyimagenet")
     group.add_argument("--missing", type=int, default=1, help="classes that a client lacks in missing")
     group.add_argument("--dominant-share", type=float, default=0.46,
                        help="share of a client's images in its dominant class, in dominant")
@@ -1554,7 +1561,7 @@ def run_script(script, description, main, settings, add_flags, check, words=None
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # a terminal without Greek letters
     args = parse(script, description, settings, add_flags, check, words)
-    torch.set_num_threads(1)  # clients are what runs side by side, see for_each_client
+    torch.set_num_threads(1)  # clients are what runs side by side, see for_each_client; the server has one core, too
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
         args.seed = seed

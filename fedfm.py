@@ -17,8 +17,11 @@ The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, further 
 
 What to know before comparing numbers:
   * Each client holds out 20 % of its images for validation. The reported round has the best mean accuracy on them.
-  * The paper tunes its hyper-parameters. It says that λ = 50 and T_s = 20 are generally good; we take these everywhere.
-  * Input normalisation (but CINIC-10's), CIFAR-100's augmentation and NIID-2's dominant share are from the authors'
+  * The paper tunes its hyper-parameters. It says that λ = 50 and T_s = 20 are generally good. We take
+    these, but T_s = 0 for data sets with domains.
+  * Features and anchors are normalised before matching, the latter as in the authors' code. Anchors come from eval
+    mode and from images without augmentation.
+  * Input normalisation (except CINIC-10's), CIFAR-100's augmentation and NIID-2's dominant share are from the authors'
     code (github.com/rui-ye/FedFM).
 Everything else that differs from the paper, and its published rows: .github/papers/fedfm.md.
 
@@ -41,13 +44,13 @@ from common import (Run, accuracy, average, build_net, class_means, draw_picture
 
 
 class Upload(NamedTuple):
-    model: dict         # state_dict of its net, not a copy
+    model: dict         # state_dict, shares memory with the client's net
     loss: torch.Tensor  # mean over its batches; only for the log
 
 
 def main(args):
     data = load_dataset(args)
-    mean, std = NORMALISATION.get(args.dataset, NORMALISATION["other"])
+    mean, std = NORMALISATION.get(args.dataset, NORMALISATION["other"])      # of the inputs, see the settings
     net = build_net(data, args, mean=mean, std=std)                   # the global model
     clients, tests = make_federation(data, net, args, validation=args.validation)
     C, D = len(data.classes), args.feature_dim
@@ -55,6 +58,7 @@ def main(args):
     modules = [net]
     if args.lite:                                                     # clients keep their models between exchanges
         modules += [client.net for client in clients]
+    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="test", modules=modules)
     anchors = torch.zeros(C, D, device=args.device)
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # which classes have an anchor
@@ -82,7 +86,8 @@ def main(args):
 def fedfm_round(net, clients, chosen, anchors, known, t, args):
     """A round of FedFM (Algorithm 1) -> anchors (C, D), known (C,), uploads, numbers up, numbers down.
 
-    Until round T_s no class is known. Then the matching is 0, and the round is one of FedAvg."""
+    Up to and including round T_s no class has an anchor. So the matching is 0, and the round is one of FedAvg.
+    clients: all of them; only lite_round needs them."""
     net_size = model_size(net)
     up, down = len(chosen) * net_size, len(chosen) * net_size
     for client in chosen:
@@ -92,7 +97,7 @@ def fedfm_round(net, clients, chosen, anchors, known, t, args):
         up += numbers_up
         down += len(chosen) * known.sum() * args.feature_dim
 
-    # [client_update(client, anchors, known, t, args) for client in chosen], side by side
+    # as [client_update(client, anchors, known, t, args) for client in chosen], several at a time
     uploads = for_each_client(client_update, chosen, anchors, known, t, args, workers=args.workers)
     models = [upload.model for upload in uploads]
     sizes = [len(client.train.y) for client in chosen]
@@ -104,8 +109,10 @@ def fedfm_round(net, clients, chosen, anchors, known, t, args):
 
 def client_update(client, anchors, known, t, args):
     """Train the client's copy of the global model for E epochs (Eq. 10) -> Upload."""
-    start = [weights.detach().clone() for weights in client.net.parameters()]     # for --prox
-    rng = generator(args.seed, "augment", t, client.id)               # for --augment
+    if args.prox > 0:
+        start = [weights.detach().clone() for weights in client.net.parameters()]
+    if args.augment:
+        rng = generator(args.seed, "augment", t, client.id)
 
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
@@ -125,7 +132,7 @@ def client_update(client, anchors, known, t, args):
 
 
 def local_loss(net, x, y, anchors, known, args):
-    """Eqs. 2 and 10 on a batch. x (B, 3, height, width), y (B,), anchors (C, D), known (C,) bool -> scalar."""
+    """Eqs. 2 and 10 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, D), known (C,) bool -> scalar."""
     z = net.features(x)
     loss = F.cross_entropy(net.classifier(z), y)
     if args.match == "cg":
@@ -160,7 +167,7 @@ def squared_distance(z, y, anchors, known):
 
 
 def proximal(net, start):
-    """FedProx's term, to show that others combine with FedFM: ½ ‖w − w_start‖². start: [weights] -> scalar."""
+    """FedProx's term, an example of another method within FedFM: ½ ‖w − w_start‖². start: [weights] -> scalar."""
     return 0.5 * sum((w - s).square().sum() for w, s in zip(net.parameters(), start))
 
 
@@ -178,7 +185,7 @@ def new_anchors(chosen, anchors, known, args):
     local = torch.stack([means for means, _ in replies])              # (K, C, D)
     counts = torch.stack([n for _, n in replies])                     # (K, C)
     if args.aggregate == "uniform":
-        numbers_up = local.numel()       # all C anchors are sent; from the second time on this hides absent classes
+        numbers_up = local.numel()       # all C anchors, so that absent classes are hidden, except the first time
     else:
         numbers_up = (counts > 0).sum() * (args.feature_dim + 1)
     anchors, known = aggregate_anchors(local, counts, anchors, known, args.aggregate)
@@ -193,9 +200,9 @@ def aggregate_anchors(local, counts, anchors, known, aggregate="weighted"):
     local (K, C, D), counts (K, C), anchors (C, D), known (C,) bool -> new anchors, known."""
     weights = counts.float()
     if aggregate == "uniform":
-        has_class = counts > 0
-        local = torch.where(has_class[:, :, None], local, anchors)
-        weights = (has_class | known).float()    # owners; and everybody, once there is an anchor
+        owned = counts > 0                                            # (K, C)
+        local = torch.where(owned[:, :, None], local, anchors.expand_as(local))
+        weights = (owned | known).float()                             # 1 for owners; for all, once there is an anchor
     total = weights.sum(0)
     mean = (local * weights[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     uploaded = total > 0
@@ -205,8 +212,8 @@ def aggregate_anchors(local, counts, anchors, known, aggregate="weighted"):
 # --- FedFM-Lite -------------------------------------------------------------------------------------
 
 def lite_round(net, clients, chosen, anchors, known, t, args):
-    """A round with one handshake (Section VI) -> as fedfm_round. From round T_s on the clients send the class means of
-    their local models after training. These become the anchors of the next round.
+    """A round with one handshake (Section VI). Returns what fedfm_round returns. From round T_s on the clients send the
+    class means of their local models after training. These become the anchors of the next round.
 
     The paper says that models travel every a rounds. Here rounds 1, a + 1, ... begin by sending the model to all
     clients. Rounds a, 2a, ... and the last end by averaging the participants' models. In between clients keep their
@@ -226,7 +233,7 @@ def lite_round(net, clients, chosen, anchors, known, t, args):
         models = [upload.model for upload in uploads]
         sizes = [len(client.train.y) for client in chosen]
         net.load_state_dict(average(models, sizes))                                        # Eq. 11
-    if args.lam > 0 and args.warmup <= t < args.rounds:               # for round t + 1; none after the last
+    if args.lam > 0 and args.warmup <= t < args.rounds:               # for round t + 1, past T_s; none after the last
         anchors, known, numbers_up = new_anchors(chosen, anchors, known, args)             # Eqs. 8, 9
         up += numbers_up
     return anchors, known, uploads, up, down
@@ -242,7 +249,7 @@ def augment(x, rng):
     angle = rng.uniform(-np.pi / 12, np.pi / 12, B)
     flip = rng.choice([-1.0, 1.0], B)
     dx, dy = rng.integers(-4, 5, (2, B)) * 2 / x.shape[-1]            # in affine_grid's units the width is 2
-    # where in the input each output pixel comes from: turned, flipped, then moved
+    # where in the input each output pixel comes from: flipped, turned, then moved
     row1 = [flip * np.cos(angle), -np.sin(angle), dx]
     row2 = [flip * np.sin(angle), np.cos(angle), dy]
     theta = np.stack([*row1, *row2], axis=1).reshape(B, 2, 3)
@@ -251,8 +258,8 @@ def augment(x, rng):
 
 
 def cluster_quality(net, tests, seed):
-    """How well classes separate in the features, as text: NMI of K-means clusters with the classes, and the silhouette
-    of the classes (Table V). We take 2,000 test images; the paper gives no number. Needs scikit-learn."""
+    """A line to print: how well classes separate in the features (Table V), by the NMI of K-means clusters with the
+    classes and the silhouette of the classes. We take 2,000 test images; the paper gives no number. Needs scikit-learn."""
     try:
         from sklearn.cluster import KMeans
         from sklearn.metrics import normalized_mutual_info_score, silhouette_score

@@ -39,7 +39,7 @@ from common import (Net, Run, average, build_net, draw_pictures, evaluate_global
 
 
 class Upload(NamedTuple):
-    model: dict         # state_dict of its net, not a copy
+    model: dict         # state_dict, shares memory with the client's net
     loss: torch.Tensor  # mean over its batches; only for the log
 
 
@@ -52,6 +52,7 @@ def main(args):
     with seeded(args.seed, "server"):
         anchor_net = AnchorNet(C, L).to(args.device)                  # lasts over the rounds
 
+    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="test", modules=[net, anchor_net])
     anchors = torch.zeros(C, L, device=args.device)                   # trained at the start of each round
     anchors = run.resume(anchors)                                     # with --resume: those of the checkpoint
@@ -68,7 +69,7 @@ def main(args):
 
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
-        # [client_update(client, anchors, t, args) for client in chosen], side by side
+        # as [client_update(client, anchors, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, anchors, t, args, workers=args.workers)
         models = [upload.model for upload in uploads]
         sizes = [len(client.train.y) for client in chosen]
@@ -113,7 +114,7 @@ def client_update(client, anchors, t, args):
 
 
 def local_loss(net, x, y, anchors, args):
-    """Eqs. 9 and 10 on a batch. x (B, 3, height, width), y (B,), anchors (C, L) -> scalar."""
+    """Eqs. 9 and 10 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, L) -> scalar."""
     h = net.features(x)
     l_ce = F.cross_entropy(net.classifier(h), y)                                           # Eq. 9
     return l_ce + args.lam * compactness(h, y, anchors, args.tau, args.compactness)

@@ -20,10 +20,11 @@ What to know before comparing numbers:
   * Eq. 5 is a sum over images in the paper, Eqs. 6 and 8 stand for one image. We take means over the batch. If the
     paper sums Eq. 5 and averages the others, our λ1 and λ2 are too large by the batch size, or by a client's number
     of images. This is the largest open question.
-  * E is called epochs in Table I, and "E = 10 iterations" in the text. We train 10 epochs.
+  * E is called epochs in Table I, and "E = 10 iterations" in the text. We train 10 epochs, some 100 iterations.
   * τ is 0.07 in the paper's settings. Its ablation calls 0.55 optimal and "lower than" 0.07; perhaps 0.055 is meant.
   * Batch size, image size, input normalisation and ResNet10's first layer are not in the paper, nor are the ten classes
-    of DomainNet. Ours are 32, 64 pixels, (x − 0.5) / 0.5, and torchvision's 7x7 with stride 2.
+    of DomainNet (FedPCL's, it says; here those that the folder holds). Ours are 32, 64 pixels, (x − 0.5) / 0.5, and
+    torchvision's 7x7 with stride 2.
   * Nor does it say which of FINCH's partitions to take, and how to average in a cluster: see `finch`.
   * Compare published numbers with the final round, since Algorithm 1 returns the last model.
 The loss can fall below 0, as L_corr is minus a similarity.
@@ -58,7 +59,7 @@ class Prototypes(NamedTuple):
 
 
 class Upload(NamedTuple):
-    model: dict            # state_dict of its net, not a copy
+    model: dict            # state_dict, shares memory with the client's net
     clusters: Clusters     # None where the losses use no prototypes
     loss: torch.Tensor     # mean over its batches; only for the log
 
@@ -70,16 +71,17 @@ def main(args):
     D, net_size = args.feature_dim, model_size(net)
     uses_prototypes = args.lam_contra > 0 or args.lam_corr > 0        # else FedAvg: no prototypes travel
 
+    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="test", modules=[net])
     prototypes = no_prototypes(D, args.device)
-    prototypes = Prototypes(*run.resume(tuple(prototypes)))           # a checkpoint is read as plain tuples, for safety
+    prototypes = Prototypes(*run.resume(tuple(prototypes)))           # torch.load(weights_only=True) gives plain tuples
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
         down = len(chosen) * (net_size + len(prototypes.vectors) * (D + 1))
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
-        # [client_update(client, prototypes, uses_prototypes, t, args) for client in chosen], side by side
+        # as [client_update(client, prototypes, uses_prototypes, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, prototypes, uses_prototypes, t, args, workers=args.workers)
 
         models = [upload.model for upload in uploads]
@@ -121,7 +123,7 @@ def client_update(client, prototypes, uses_prototypes, t, args):
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eq. 4 on a batch, as a mean; in the paper Eq. 5 is a sum. x (B, 3, height, width), y (B,) -> scalar.
+    """Eq. 4 on a batch, as a mean; in the paper Eq. 5 is a sum. x (B, 3, height, width) uint8, y (B,) -> scalar.
 
     In round 1 there are no prototypes, and the loss is the cross-entropy alone."""
     z = net.features(x)
@@ -162,7 +164,7 @@ def correlation(s, y, classes, weights, phi):
         return s.new_zeros(())
     weighted = s * weights * own                                      # s > 0, so other classes come last with 0
     ranked = weighted.sort(1, descending=True).values
-    kept = (phi * own.sum(1).double() - 1e-9).ceil()                  # ⌈φ |G^y|⌉, also where floats round φ |G^y| up
+    kept = (phi * own.sum(1).double() - 1e-9).ceil()                  # ⌈φ |G^y|⌉; -1e-9 as 0.07 * 100 is above 7
     rank = torch.arange(len(weights), device=s.device)
     correlated = (ranked * (rank < kept[:, None])).sum(1)
     return -correlated[has_prototype].mean()
@@ -196,7 +198,7 @@ def global_prototypes(clusters, args):
     classes = torch.cat([sent.classes for sent in clusters])
     sizes = torch.cat([sent.sizes for sent in clusters])
     union = cluster_by_class(vectors, classes, sizes, args.finch_level)                    # Eq. 10
-    class_sizes = union.classes.bincount(union.sizes)                 # (C,) images of each class
+    class_sizes = torch.bincount(union.classes, weights=union.sizes)  # (C,) images of each class
     weights = union.sizes / class_sizes[union.classes]                                     # Eq. 11
     if args.uniform_weights:
         weights = torch.ones_like(weights)
@@ -259,8 +261,8 @@ def connected_components(nearest):
     label[i] is the smallest index that is known to be connected to i. Links pass it on until nothing changes."""
     label = torch.arange(len(nearest), device=nearest.device)
     while True:
-        new = label.scatter_reduce(0, nearest, label, "amin")         # each gives its label to its neighbour
-        new = torch.minimum(new, new[nearest])                        # and takes its neighbour's
+        new = label.scatter_reduce(0, nearest, label, "amin")         # a neighbour takes the smallest of its own
+        new = torch.minimum(new, new[nearest])                        # and theirs; then all take their neighbour's
         if torch.equal(new, label):
             break
         label = new
@@ -274,7 +276,7 @@ BASE = dict(                # from the paper, where no comment says otherwise
     clients=None,           # one for each domain
     participation=1.0,
     partition="domain",
-    images_per_class=30,    # in the paper: about 300 images of ten classes
+    images_per_class=30,    # in the paper: about 300 images of ten classes; two of office's domains have fewer
     model="resnet10",
     feature_dim=512,
     rounds=50,
@@ -295,8 +297,9 @@ SETTINGS = {
     "digit5": dict(BASE, lam_contra=100.0, lam_corr=1000.0),
     "office": dict(BASE, rounds=100, lam_contra=20.0, lam_corr=200.0),
     "domainnet": dict(BASE, images_per_class=40),
-    # not from the paper: three of Digit-5's domains at 32 pixels, other folders with domains, other data sets, glyphs
+    # not from the paper: some domains of Digit-5
     "digits": dict(BASE, image_size=32, lam_contra=100.0, lam_corr=1000.0),
+    # not from the paper: other folders with domains, and other data sets
     "domains": dict(BASE, images_per_class=None),
     "default": dict(BASE, images_per_class=None, clients=10, partition="dirichlet", beta=0.5),
     "glyphs": dict(BASE, images_per_class=20, rounds=8, local_epochs=5, checkpoint_every=0),

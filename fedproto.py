@@ -1,5 +1,6 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
-Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. Equation numbers are those of FedTGP (AAAI 2024), which restates it.
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. Equations and settings are those of FedTGP (AAAI 2024), which
+restates it and compares with it; "the paper" is FedTGP's. Its M clients and K features are K and D here.
 
 Clients keep their own models, of any architecture, and never send them. They share one mean feature vector per
 class, the prototype. The server averages the clients' prototypes. Each client pulls its features towards the
@@ -11,14 +12,15 @@ One round (K participants, C classes, C_i of them at client i, D features):
   3. Each sends the class means of its features (Eq. 2) and its class counts.          up: C_i · (D + 1)
   4. The server averages them, weighted by the counts (Eq. 3).
   5. Every client's model, participant or not, is tested on its own test images: by the nearest new prototype, and by
-     its classifier. Sending them for this test is not counted.
+     its classifier. Sending the new prototypes for this test is not counted.
 
 What to know before comparing numbers:
-  * All clients with the same architecture start from the same weights (not in the papers).
+  * All clients with the same architecture start from the same weights (not in the paper).
+  * A client that holds 1/K of all images gets nothing of the next class (a rule of PFLlib's generator).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
-  * Accuracy is right answers over all clients' test images. The papers' words read as a mean over clients.
+  * Accuracy is right answers over all clients' test images. The paper's words read as a mean over clients.
   * The best round is picked on test images. FedTGP's tables report it so.
-"The paper" below is FedTGP's. HtFLlib is a library by its first author (github.com/TsingZ0/HtFLlib).
+HtFLlib, below, is a library by FedTGP's first author (github.com/TsingZ0/HtFLlib).
 Everything else that differs from the paper, and published rows: .github/papers/fedproto.md.
 
     python fedproto.py                                                       built-in digits, half a minute
@@ -47,6 +49,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.classes), args.feature_dim
 
+    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="prototype", modules=[client.net for client in clients])
     prototypes = torch.zeros(C, D, device=args.device)
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # which classes have a global prototype
@@ -55,7 +58,7 @@ def main(args):
     for t in run.rounds():
         chosen = participants(clients, t, args)
         down = len(chosen) * known.sum() * D
-        # [client_update(client, prototypes, known, t, args) for client in chosen], side by side
+        # as [client_update(client, prototypes, known, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
 
         local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
@@ -82,7 +85,8 @@ def main(args):
 def client_update(client, prototypes, known, t, args):
     """Train the client's own model for E epochs (Eq. 4) -> Upload.
 
-    The prototypes come after training, from all training images, as in FedTGP's Algorithm 1."""
+    Its own prototypes are computed after training (FedTGP's Algorithm 1), from all its training images, in eval
+    mode."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
@@ -99,7 +103,7 @@ def client_update(client, prototypes, known, t, args):
 
 
 def local_loss(net, x, y, prototypes, known, args):
-    """Eq. 4 on a batch. x (B, 3, height, width), y (B,), prototypes (C, D), known (C,) bool -> scalar."""
+    """Eq. 4 on a batch. x (B, 3, height, width) uint8, y (B,), prototypes (C, D), known (C,) bool -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)
     return cross_entropy + args.lam * prototype_distance(z, y, prototypes, known, args.distance)
@@ -129,7 +133,7 @@ def weighted_mean(local, counts, aggregate="weighted"):
     """Eq. 3: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over this round's participants. "uniform": every owner counts once.
 
     In the paper the sum runs over all clients that have class c, and there is a further factor: one over the number of
-    these clients. It would shrink a prototype by the number of its owners.
+    these clients. It would divide each prototype by the number of its owners.
     local (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     weights = counts
     if aggregate == "uniform":
@@ -151,9 +155,9 @@ BASE = dict(                # the setting of FedTGP and FedSA, where no comment 
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the papers: HtFLlib drops a last, smaller batch
+    batches="full",         # not in the paper: HtFLlib drops a last, smaller batch
     lr=0.01,
-    momentum=0.0,           # the papers name no optimiser: plain SGD
+    momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
     lam=0.1,
     distance="euclidean",

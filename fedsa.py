@@ -19,6 +19,7 @@ One round (K participants, C classes, C_i of them at client i, D features):
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper).
   * The paper does not say whether it predicts by classifier or by anchor, nor which round's accuracy it reports.
+  * A client that holds 1/K of all images gets nothing of the next class (a rule of PFLlib's generator).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
   * Eq. 10 moves an anchor by 1/10,000 of the distance to the mean in a round. Over ten rounds this cannot be seen.
   * The paper calls the anchors' layer trainable, but has no loss for it. Ours stays random.
@@ -58,6 +59,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.classes), args.feature_dim
 
+    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="classifier", modules=[client.net for client in clients])
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
@@ -65,7 +67,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        # [client_update(client, anchors, t, args) for client in chosen], side by side
+        # as [client_update(client, anchors, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, anchors, t, args, workers=args.workers)
 
         local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
@@ -113,7 +115,7 @@ def client_update(client, anchors, t, args):
 
 
 def local_loss(net, x, y, anchors, margin, args):
-    """Eq. 9 on a batch. x (B, 3, height, width), y (B,), anchors (C, D), margin a scalar -> scalar."""
+    """Eq. 9 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, D), margin a scalar -> scalar."""
     z = net.features(x)
     l_s = F.cross_entropy(net.classifier(z), y)
     l_r = regularization(z, y, anchors, args.distance)
@@ -183,7 +185,7 @@ def weighted_mean(local, counts):
     """Eq. 3: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over this round's participants.
 
     In the paper the sum runs over all clients that have class c, and there is a further factor: one over the number of
-    these clients. It would shrink a prototype by the number of its owners.
+    these clients. It would divide each prototype by the number of its owners.
     local (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
     mean = (local * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]

@@ -2,8 +2,8 @@
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
 Clients differ in images and architecture. So the averages of their prototypes lie closer together than the prototypes
-of the best client ("margin shrink"). Here the server *learns* the global prototypes. Each is a trainable vector that
-passes through a small network. It is drawn to the uploaded prototypes of its class and pushed from those of all other
+of the best client ("margin shrink"). Here the server *learns* the global prototypes. Each is the output of a small
+network on a trainable vector. It is drawn to the uploaded prototypes of its class and pushed from those of all other
 classes, with a margin: the largest distance between two classes' mean uploads, at most τ = 100.
 
 One round (K participants, C classes, C_i of them at client i, D features):
@@ -13,24 +13,28 @@ One round (K participants, C classes, C_i of them at client i, D features):
   3. Each sends the class means of its features (Eq. 2), without counts.               up: C_i · D
   4. The server takes the margin from the uploads (Eq. 9) and trains its prototypes on them (Eq. 10).
   5. Every client's model, participant or not, is tested on its own test images: by the nearest new prototype, and by
-     its classifier. Sending them for this test is not counted.
+     its classifier. Sending the new prototypes for this test is not counted.
 
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper).
   * Eq. 11 compares class means with prototypes, ours each sample. Eq. 10 is a sum, ours a mean over a batch.
-  * In the paper clients get the untrained prototypes in round 1. Ours get none before someone has uploaded the class.
+  * In the paper clients get untrained prototypes in round 1. Ours get that of a class once somebody has uploaded it.
   * The paper's main experiments use --model htfe8. Ours is cnn4, as in FedSA's Table 1 (htcnn8 on glyphs and fmnist).
   * Accuracy is right answers over all clients' test images. The paper's words read as a mean over clients.
   * The best round is picked on test images, as in the paper.
+  * A client that holds 1/K of all images gets nothing of the next class (a rule of PFLlib's generator).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
   * Watch server_loss: in issue 2 of github.com/TsingZ0/FedTGP the authors say that it must come near 0 (1e-3 on 100
-    classes) before accuracy jumps. It cannot before the margin reaches τ (see the page).
-The paper's M clients, K features and vectors Ṕ are K, D and v here. HtFLlib is a library by the first author
-(github.com/TsingZ0/HtFLlib). Everything else that differs, and the published rows: .github/papers/fedtgp.md.
+    classes) before accuracy jumps. While the margin is the largest distance of two classes' uploads, it is above log 2
+    (triangle inequality). So τ has to bind first.
+The paper's M clients, K features and vectors Ṕ are K, D and v here. FedSA is the method of fedsa.py. HtFLlib is a
+library by the first author (github.com/TsingZ0/HtFLlib). Everything else that differs, and the published rows:
+.github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in digits, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                        Table 1, practical
     python fedtgp.py --dataset cifar100 --model htfe8 --no-mlp               Table 6, "w/o F"
+    python fedtgp.py --dataset cifar100 --model htfe8 --partition pathological --classes-per-client 10
     python fedtgp.py --dataset cifar10 --clients 100 --participation 0.1     FedSA Table 1, cross-device
 """
 
@@ -58,6 +62,7 @@ def main(args):
     with seeded(args.seed, "server"):
         prototype_net = GlobalPrototypes(C, D, args.no_mlp).to(args.device)            # lasts over the rounds
 
+    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="prototype", modules=[client.net for client in clients] + [prototype_net])
     prototypes = torch.zeros(C, D, device=args.device)                # not used before a class is known
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # classes that someone has uploaded
@@ -66,15 +71,15 @@ def main(args):
     for t in run.rounds():
         chosen = participants(clients, t, args)
         down = len(chosen) * known.sum() * D                          # before this round's uploads make more known
-        # [client_update(client, prototypes, known, t, args) for client in chosen], side by side
+        # as [client_update(client, prototypes, known, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
 
         local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
         owned = torch.stack([upload.owned for upload in uploads])                          # (K, C)
         margin = adaptive_margin(local, owned, args.margin, args.tau)                      # Eq. 9
         prototypes, server_loss = server_update(prototype_net, local, owned, margin, t, args)  # Eq. 10
-        # A class that nobody has uploaded yet was only pushed away, and its prototype means nothing. Unlike in the
-        # paper, it is not sent, and not used to predict.
+        # The prototype of a class that nobody has uploaded yet has only been pushed away, and means nothing. Unlike in
+        # the paper, it is not sent, and not used to predict.
         known = known | owned.any(0)
 
         scores = evaluate_personal(clients, prototypes, t, args, known=known)
@@ -115,7 +120,7 @@ def client_update(client, prototypes, known, t, args):
 
 
 def local_loss(net, x, y, prototypes, known, args):
-    """Eq. 11 on a batch. x (B, 3, height, width), y (B,), prototypes (C, D), known (C,) bool -> scalar."""
+    """Eq. 11 on a batch. x (B, 3, height, width) uint8, y (B,), prototypes (C, D), known (C,) bool -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)
     return cross_entropy + args.lam * prototype_distance(z, y, prototypes, known, args.distance)
@@ -167,15 +172,15 @@ def server_update(prototype_net, local, owned, margin, t, args):
     learning rate η; the server uses it as well. Batch size and plain SGD are HtFLlib's.
     local (K, C, D), owned (K, C) bool."""
     p = local[owned]                                                  # (n, D) the uploaded prototypes
-    _, c = owned.nonzero(as_tuple=True)                               # (n,) their classes, in the same order
+    _, labels = owned.nonzero(as_tuple=True)                          # (n,) their classes, in the same order
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
     for _ in range(args.server_epochs):
         losses = []
-        for index in batches(len(c), args.batch_size, rng, rule="all"):
-            index = index.to(c.device)
+        for index in batches(len(p), args.batch_size, rng, rule="all"):
+            index = index.to(p.device)
             prototypes = prototype_net()                              # (C, D), with gradient
-            loss = margin_contrastive(p[index], c[index], prototypes, margin)
+            loss = margin_contrastive(p[index], labels[index], prototypes, margin)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -186,7 +191,7 @@ def server_update(prototype_net, local, owned, margin, t, args):
 def margin_contrastive(p, c, prototypes, margin):
     """Eqs. 7 and 10, and Eq. 6 with margin 0: cross-entropy over the logits −(φ(P_i^c, P̂^{c'}) + δ·[c' = c]).
 
-    φ is Euclidean. c' runs over all C classes, also those that nobody has uploaded in this round.
+    φ is Euclidean. c' runs over all C classes, c included, also those that nobody has uploaded in this round.
     p (B, D) uploaded prototypes, c (B,) their classes, prototypes (C, D), margin δ a scalar -> mean over B."""
     phi = distances(p, prototypes)                                    # (B, C)
     own_class = F.one_hot(c, len(prototypes))
@@ -197,10 +202,10 @@ def adaptive_margin(local, owned, rule="pairwise", tau=100.0):
     """Eq. 9: δ = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ), where Q^c is the mean of the uploaded prototypes of class c.
 
     rule "pairwise"  Eq. 9
-         "nearest"   the largest distance to the *nearest* other class, as in HtFLlib
+         "nearest"   the largest distance to the *nearest* other class, as in HtFLlib; Fig. 1 defines margins so
          "fixed"     τ itself (ablation FM; the paper gives no value)
          "none"      0 (ablation SCL, Eq. 6)
-    local (K, C, D), owned (K, C) bool -> scalar, 0 where fewer than two classes were uploaded."""
+    local (K, C, D), owned (K, C) bool -> scalar. With fewer than two uploaded classes the first two rules give 0."""
     if rule == "fixed":
         return local.new_tensor(tau)
     if rule == "none":
