@@ -130,6 +130,9 @@ def for_each_client(function, clients, *arguments, workers):
         for n, job in enumerate(as_completed(jobs.values()), start=1):
             job.result()  # raises the client's error, if there was one
             show_progress(f"client {n}/{len(clients)}")
+    except KeyboardInterrupt:
+        show_progress("stopping after these clients ...")
+        raise
     finally:
         pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C no further client begins
     return [jobs[client.id].result() for client in clients]
@@ -335,12 +338,12 @@ def divide(data, index, held_back, args):
     shares = []
     parts = partition(data.y[index].numpy(), data.domain[index].numpy(), data.domains, args)
     for i, part in enumerate(parts):
-        if len(part) < 2:
-            fail(f"--partition {args.partition}: client {i} would get {len(part)} of {len(index)} images, it "
-                 f"needs at least 2; fewer --clients or less skew will do")
         shuffled = generator(args.seed, "train/test", i).permutation(part)
         images = index[torch.from_numpy(shuffled)]
         cut = math.ceil((1 - held_back) * len(images))
+        if cut < 2:
+            fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images, it needs at "
+                 f"least 2; fewer --clients, less skew or less --validation will do")
         train = take(data, images[:cut], args.device)
         rest = take(data, images[cut:], args.device)
         domain = ""
@@ -727,7 +730,7 @@ def decode(load, names, size, dataset):
         try:
             image, labels[i] = load(i)
             pixels[i] = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-        except OSError as error:
+        except (OSError, Image.DecompressionBombError) as error:
             sys.exit(f"cannot decode {names[i]}: {error}")
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -900,8 +903,8 @@ class Run:
     """A run's folder with args.json, log.csv and checkpoint.pt, its clock and its printed lines.
 
     A method of your own has to keep three rules, so that it can be reported and resumed:
-      * `modules` lists every model that lasts over rounds: the clients' own or the global one, and the server's.
-      * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round.
+      * `modules` lists every model that lasts over rounds: the clients' own, the global one, the server's.
+      * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round. Without any, pass ().
       * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}, and `headline` names the one
         that comes first. Tables and figures show the predictions "classifier", "prototype" and "test"."""
 
@@ -925,7 +928,7 @@ class Run:
         if not self.args.resume:
             return state
         saved = load_checkpoint(self.folder, self.args.script, self.args.device)
-        for module, weights in zip(self.modules, saved["modules"]):
+        for module, weights in zip(self.modules, saved["modules"], strict=True):
             module.load_state_dict(weights)
         self.rows = saved["rows"]
         self.write_args()
@@ -1006,7 +1009,8 @@ def load_checkpoint(folder, script, device="cpu"):
         saved = torch.load(Path(folder, "checkpoint.pt"), map_location=device, weights_only=True)
     except Exception:
         fail(f"--resume {folder}: no complete checkpoint.pt there (a run with --checkpoint-every 0 leaves none)")
-    if not isinstance(saved, dict) or saved.get("script") != script:
+    parts = {"script", "settings", "rows", "state", "modules"}
+    if not isinstance(saved, dict) or not parts <= set(saved) or saved["script"] != script:
         fail(f"--resume {folder}: its checkpoint.pt is not one of {script}.py")
     return saved
 
@@ -1016,10 +1020,13 @@ def new_folder(args):
     parts = [args.script, args.dataset, args.name, f"s{args.seed}"]
     first = Path(args.out, "-".join(part for part in parts if part))
     folder, n = first, 1
-    while folder.exists():
-        n += 1
-        folder = Path(f"{first}-{n}")
-    folder.mkdir(parents=True)
+    try:
+        while folder.exists():
+            n += 1
+            folder = Path(f"{first}-{n}")
+        folder.mkdir(parents=True)
+    except OSError as error:
+        fail(f"--out {args.out}: cannot make {folder} ({error.strerror})")
     return folder
 
 
@@ -1098,12 +1105,14 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
+        where = f"{len(groups)} of {len(clients)} clients"
     else:
         groups = {name: (net, images) for name, images in tests.items()}
+        where = "test images"
 
     figures = {"partition": plot_partition(clients, data.classes), "curves": plot_curves(run.rows, baseline)}
     show_progress("drawing features.png")
-    figures["features"] = plot_features(groups, prototypes, classes, data.classes, args.seed)
+    figures["features"] = plot_features(groups, where, prototypes, classes, data.classes, args.seed)
     if prototypes is not None and len(prototypes):
         figures["margins"] = plot_margins(clients, prototypes, classes, data.classes)
     for name, figure in figures.items():
@@ -1132,6 +1141,8 @@ def plot_partition(clients, names):
     axis.scatter(client, c, s=area * counts[client, c], alpha=0.7)
     axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class",
              xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3), xticks=range(0, K, math.ceil(K / 25)))
+    if clients[0].domain and K <= 25:
+        axis.set_xticks(range(K), [f"{client.id} {client.domain}" for client in clients], rotation=90)
     label_classes(axis.yaxis, names)
     return figure
 
@@ -1148,8 +1159,10 @@ def plot_curves(rows, baseline=None):
     left, right = figure.subplots(1, 2)
     shown = [name for name in rows[-1] if name.startswith("acc_")]
     for n, name in enumerate(shown):
-        style = ("-", "--", "-.", ":")[n % 4]  # so that lines differ in grey, too
-        left.plot(*column(rows, name), marker=".", linestyle=style, label=name.removeprefix("acc_"))
+        label = name.removeprefix("acc_")
+        if label == "test" and len(shown) > 2:
+            label = "test, mean over domains"
+        left.plot(*column(rows, name), **line_style(n), label=label)
     if baseline is not None:
         left.axhline(baseline, color="grey", linewidth=3, alpha=0.5, label="most frequent class")
     left.set(xlabel="round", ylabel="accuracy (%)")
@@ -1160,8 +1173,13 @@ def plot_curves(rows, baseline=None):
     right.set(xlabel="round", ylabel="loss")
     right.legend()
     for axis in (left, right):
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return figure
+
+
+def line_style(n):
+    """The n-th of many lines, which differ without colours, too."""
+    return {"color": f"C{n % 10}", "linestyle": ("-", "--", "-.", ":")[n % 4], "marker": "os^Dv"[n % 5], "markersize": 4}
 
 
 def in_two_dimensions(z, y, seed):
@@ -1180,11 +1198,11 @@ def in_two_dimensions(z, y, seed):
     return tsne.fit_transform(z.numpy()), "t-SNE"
 
 
-def plot_features(groups, prototypes, classes, names, seed):
+def plot_features(groups, where, prototypes, classes, names, seed):
     """Features of test images in the plane: a colour for each class, a marker for each group, and stars for the
     server's prototypes.
 
-    groups {client or domain: (net, Images)}; prototypes (G, D) of classes (G,), or None."""
+    groups {client or domain: (net, Images)}; where: what the groups are; prototypes (G, D) of classes (G,), or None."""
     z, y, group = [], [], []
     for g, (net, images) in enumerate(groups.values()):
         index = generator(seed, "picture").permutation(len(images.y))[:math.ceil(900 / len(groups))]
@@ -1209,7 +1227,7 @@ def plot_features(groups, prototypes, classes, names, seed):
             some = points[(y == c) & (group == g)]
             size, edge = (13, "black") if name == "server" else (4, "none")
             axis.plot(some[:, 0], some[:, 1], marker, color=f"C{n}", markersize=size, markeredgecolor=edge, alpha=0.7)
-            if name == "server":  # with its class, for those who see no colours
+            if name == "server" and len(prototypes) <= len(names):  # with its class, for those who see no colours
                 for point in some:
                     axis.annotate(str(names[c])[:18], point, (6, 5), textcoords="offset points", fontsize=9)
     axis.set(xticks=[], yticks=[], xlabel=f"{method}; a class with few points has few test images here")
@@ -1217,7 +1235,7 @@ def plot_features(groups, prototypes, classes, names, seed):
     colours = [axis.plot([], [], "s", color=f"C{n}", label=str(names[c])[:18])[0] for n, c in enumerate(shown)]
     shapes = [axis.plot([], [], marker, color="black", label=name)[0] for name, marker in markers.items()]
     figure.legend(handles=colours, title="class", loc="outside right upper")
-    figure.legend(handles=shapes, title="where", loc="outside right lower")
+    figure.legend(handles=shapes, title=where, loc="outside right lower")
     return figure
 
 
@@ -1248,7 +1266,8 @@ def plot_margins(clients, prototypes, classes, names):
     if C > 10 or max(len(str(name)) for name in names) > 10:
         axis.tick_params(axis="x", rotation=90)
     axis.set(xlabel="class", ylabel="distance to the nearest other class\n(higher: better separated)")
-    axis.set_ylim(0, 1.1 * axis.dataLim.ymax)  # no star is cut
+    if math.isfinite(axis.dataLim.ymax):  # not with a single class, which has no margin
+        axis.set_ylim(0, 1.1 * axis.dataLim.ymax)  # no star is cut
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
@@ -1269,41 +1288,54 @@ def compare(folders):
     """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png beside the
     first folder.
 
-    Runs whose folders and settings differ in the seed alone are one row: mean ± std."""
-    groups = {}  # {(data set and partition, folder without its seed, settings without their seed): {seed: rows}}
+    Runs of one name that differ in the seed alone are one row: mean ± std. Where others have the same name, their row
+    says which settings are not those of the first."""
+    groups = {}  # {(parent folder, name, settings without the seed, number): {seed: rows}}
     for folder in map(Path, folders):
         if not (folder / "log.csv").exists() or not (folder / "args.json").exists():
             continue
-        rows = read_log(folder / "log.csv")
+        try:
+            rows = read_log(folder / "log.csv")
+            about = json.loads((folder / "args.json").read_text())
+        except ValueError:
+            print(f"{folder}: log.csv or args.json is damaged, left out")
+            continue
         if not rows:
             continue
-        about = json.loads((folder / "args.json").read_text())
         seed = about.pop("seed")
-        place = folder.with_name(re.sub(rf"-s{seed}\b", "", folder.name))
-        key = f"{about['dataset']}-{about['partition']}", place, json.dumps(about)
-        groups.setdefault(key, {})[seed] = rows
+        name = re.sub(rf"-s{seed}(-\d+)?$", "", folder.name)
+        number = 1  # above 1 where the same run is there several times
+        while seed in groups.get((folder.parent, name, json.dumps(about), number), {}):
+            number += 1
+        groups.setdefault((folder.parent, name, json.dumps(about), number), {})[seed] = rows
     if not groups:
         fail("no run folders given; try: python common.py runs/*")
 
-    tables = {}  # {data set and partition: {name of the row: {seed: rows}}}
-    for (setting, place, _), runs in groups.items():
+    tables, first = {}, {}  # {data set and partition: {label of the row: {seed: rows}}}, {name: its first settings}
+    for (parent, name, settings, number), runs in groups.items():
+        about = json.loads(settings)
+        setting = f"{about['dataset']}-{about['partition']}"
+        usual = first.setdefault((setting, name), about)
+        words = [f"{flag} {value}" for flag, value in about.items() if value != usual.get(flag)]
+        if number > 1:
+            words.append(f"again {number}")
+        label = ", ".join([name, *words])
         table = tables.setdefault(setting, {})
-        name = place.name
-        if name in table:  # of another folder, or with other settings
-            name = f"{place}, seed {min(runs)}"
-        table[name] = runs
+        if label in table:
+            label = str(parent / label)
+        table[label] = runs
 
     for setting, table in tables.items():
         print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images")
         print("| run | seeds | by | best % | final % | rounds |\n|---|---|---|---|---|---|")
-        for name, runs in table.items():
+        for label, runs in table.items():
             seeds = ",".join(str(seed) for seed in sorted(runs))
             for kind in predictions(next(iter(runs.values()))):
                 best = [best_round(rows, kind)[0] for rows in runs.values()]
                 final = [rows[-1][f"acc_{kind}"] for rows in runs.values()]
                 last = [int(rows[-1]["round"]) for rows in runs.values()]
                 rounds = last[0] if min(last) == max(last) else f"{min(last)} to {max(last)}"
-                print(f"| {name} | {seeds} | {kind} | {mean_std(best)} | {mean_std(final)} | {rounds} |")
+                print(f"| {label} | {seeds} | {kind} | {mean_std(best)} | {mean_std(final)} | {rounds} |")
         path = Path(folders[0]).parent / f"compare-{setting}.png"
         plot_comparison(setting, table).savefig(path)
         print(f"drawn in {path}")
@@ -1328,13 +1360,12 @@ def plot_comparison(title, table):
             if not shared:
                 continue
             values = np.array([[curve[t] for t in shared] for curve in curves])  # (seeds, rounds)
-            style = ("-", "--", "-.", ":")[n % 4]  # so that lines differ in grey, too
-            line, = axis.plot(shared, values.mean(0), marker=".", color=f"C{n % 10}", linestyle=style)
+            line, = axis.plot(shared, values.mean(0), **line_style(n))
             axis.fill_between(shared, values.min(0), values.max(0), color=f"C{n % 10}", alpha=0.15)
             handles[name] = line
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     figure.suptitle(title)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, handlelength=4)
     return figure
 
 
@@ -1365,7 +1396,7 @@ def domain_clients(text):
     numbers = {}
     for pair in text.split(","):
         name, _, n = pair.partition(":")
-        if not n.isdecimal():
+        if not n.isdecimal() or name in numbers:
             raise argparse.ArgumentTypeError(f"{text} is not like mnist:1,usps:4")
         numbers[name] = int(n)
     return numbers
@@ -1385,19 +1416,19 @@ def make_parser(description):
 
     group = parser.add_argument_group("federation")
     group.add_argument("--clients", type=int,
-                       help="K, number of clients; with --partition domain it is one for each domain, if not given")
+                       help="K, number of clients; where there is no number, one for each domain")
     group.add_argument("--participation", type=float, default=1.0, help="ρ, share of the clients in a round")
     group.add_argument("--partition", choices=[*PARTITIONS, "domain"], default="dirichlet",
                        help="how the images are divided among clients")
-    group.add_argument("--beta", type=float, default=0.1, help="β of dirichlet; the smaller, the more skewed")
+    group.add_argument("--beta", type=float, default=0.1, help="β of --partition dirichlet; the smaller, the more skewed")
     group.add_argument("--classes-per-client", type=int, default=2,
-                       help="classes of a client in pathological; in FedTGP 2 for cifar10 and fmnist, 10 for cifar100 "
+                       help="how many classes a client has with --partition pathological; in FedTGP 2 for cifar10 and fmnist, 10 for cifar100 "
                             "and flowers102, 20 for tinyimagenet")
-    group.add_argument("--missing", type=int, default=1, help="classes that a client lacks in missing")
+    group.add_argument("--missing", type=int, default=1, help="how many classes a client lacks with --partition missing")
     group.add_argument("--dominant-share", type=float, default=0.46,
-                       help="share of a client's images in its dominant class, in dominant")
+                       help="share of a client's images in its dominant class with --partition dominant")
     group.add_argument("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N",
-                       help="number of clients of each domain, in domain")
+                       help="how many clients each domain has with --partition domain")
     group.add_argument("--domain-fraction", type=float,
                        help="share of its domain's training images that a client has; else they are divided equally")
     group.add_argument("--images-per-class", type=int,
@@ -1407,7 +1438,7 @@ def make_parser(description):
     group.add_argument("--model", choices=MODELS, default="cnn4", metavar="MODEL",
                        help=f"an architecture or a group of them, dealt in turn: {', '.join(MODELS)}")
     group.add_argument("--feature-dim", type=int, default=512, help="D, number of features, the size of a prototype")
-    group.add_argument("--small-stem", action="store_true",
+    group.add_argument("--small-stem", action=argparse.BooleanOptionalAction, default=False,
                        help="ResNets begin with a 3x3 convolution instead of 7x7 and max-pooling")
 
     group = parser.add_argument_group("training")
@@ -1451,6 +1482,7 @@ def check_shared_flags(args):
     for name, value in vars(args).items():
         if isinstance(value, float):
             require(math.isfinite(value), f"--{name.replace('_', '-')}", value, "must be a finite number")
+    require(re.fullmatch(r"[\w.-]*\w", args.dataset), "--dataset", args.dataset, "must be a name; its folder goes to --data")
     require(0 < args.subset <= 1, "--subset", args.subset, "must be in (0, 1]")
     require(args.image_size is None or 16 <= args.image_size <= 1024, "--image-size", args.image_size,
             "must be in [16, 1024]")
@@ -1465,6 +1497,8 @@ def check_shared_flags(args):
         require(n >= 1, "--domain-clients", n, "a domain needs at least 1 client")
     require(not args.domain_clients or args.partition == "domain", "--domain-clients", args.domain_clients,
             f"has no meaning with --partition {args.partition}")
+    require(args.domain_fraction is None or args.images_per_class is None, "--images-per-class", args.images_per_class,
+            "cannot be given together with --domain-fraction")
     require(args.domain_fraction is None or 0 < args.domain_fraction <= 1, "--domain-fraction",
             args.domain_fraction, "must be in (0, 1]; for a number of images there is --images-per-class")
     require(args.images_per_class is None or args.images_per_class >= 1, "--images-per-class",
@@ -1472,11 +1506,14 @@ def check_shared_flags(args):
     require(2 <= args.feature_dim <= 65536, "--feature-dim", args.feature_dim, "must be in [2, 65536]")
     require(args.rounds >= 1, "--rounds", args.rounds, "must be at least 1")
     require(args.local_epochs >= 1, "--local-epochs", args.local_epochs, "must be at least 1")
-    require(args.batch_size >= 1, "--batch-size", args.batch_size, "must be at least 1")
+    require(1 <= args.batch_size <= 10**9, "--batch-size", args.batch_size, "must be at least 1, at most 10**9")
+    require(args.batch_size > 1 or args.model in CONVNETS, "--batch-size", args.batch_size,
+            f"must be at least 2 with --model {args.model}, as BatchNorm needs two images")
     require(args.lr > 0, "--lr", args.lr, "must be above 0")
     require(0 <= args.momentum < 1, "--momentum", args.momentum, "must be in [0, 1)")
-    require(args.weight_decay >= 0, "--weight-decay", args.weight_decay, "must be at least 0")
-    require(0 <= args.seed < 2**32, "--seed", args.seed, "must be in [0, 2**32 - 1]")  # scikit-learn takes no more
+    require(0 <= args.weight_decay < 1, "--weight-decay", args.weight_decay, "must be at least 0 and below 1")
+    last = args.seed + max(1, args.trials) - 1  # scikit-learn takes no larger ones
+    require(0 <= args.seed <= last < 2**32, "--seed", args.seed, "all seeds must be in [0, 2**32 - 1]")
     require(args.trials >= 1, "--trials", args.trials, "must be at least 1")
     require(args.trials == 1 or not args.resume, "--trials", args.trials, "cannot be resumed, a single run can")
     require(args.workers >= 0, "--workers", args.workers, "must be at least 0")
@@ -1511,8 +1548,8 @@ def parse(script, description, settings, add_flags, check, words=None):
     first.add_argument("--dataset", default="glyphs")
     first.add_argument("--data", default="./data")
     first.add_argument("--resume")
-    first.add_argument("--domain-fraction")
-    first.add_argument("--images-per-class")
+    for flag in ("--clients", "--partition", "--domain-clients", "--domain-fraction", "--images-per-class"):
+        first.add_argument(flag)
     chosen, _ = first.parse_known_args(words)
 
     saved = None
@@ -1525,10 +1562,16 @@ def parse(script, description, settings, add_flags, check, words=None):
         preset = dict(settings["domains"])
     else:
         preset = dict(settings["default"])
-    if chosen.domain_fraction is not None:  # two ways to say one thing: what is typed replaces the preset's
+    # Where there are two ways to say one thing, what is typed replaces the preset's.
+    if chosen.domain_fraction is not None:
         preset["images_per_class"] = None
     if chosen.images_per_class is not None:
         preset["domain_fraction"] = None
+    by_domains = (chosen.partition or preset.get("partition")) == "domain"
+    if chosen.domain_clients is not None and by_domains:
+        preset["clients"] = None
+    if chosen.domain_clients is None and not saved and (chosen.clients is not None or not by_domains):
+        preset["domain_clients"] = None
 
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
@@ -1568,7 +1611,7 @@ def run_script(script, description, main, settings, add_flags, check, words=None
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            sys.exit("\nstopped by Ctrl-C")
+            sys.exit("\nstopped by Ctrl-C; from a checkpoint, --resume FOLDER goes on")
     if args.trials > 1:
         for name in results[0]:
             print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")

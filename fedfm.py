@@ -32,6 +32,7 @@ Everything else that differs from the paper, and its published rows: .github/pap
     python fedfm.py --lam 0                                   FedAvg
 """
 
+import argparse
 from typing import NamedTuple
 
 import numpy as np
@@ -269,6 +270,8 @@ def cluster_quality(net, tests, seed):
     y = torch.cat([images.y for images in tests.values()])
     index = torch.from_numpy(generator(seed, "clusters").permutation(len(y))[:2000]).to(y.device)
     z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
+    if len(set(y)) < 2:
+        return "NMI and silhouette of the features: not defined for a single class"
     clusters = KMeans(net.classes, n_init=10, random_state=seed).fit_predict(z)
     nmi = normalized_mutual_info_score(y, clusters)
     return f"features of {len(y)} test images: NMI {nmi:.3f}, silhouette {silhouette_score(z, y):.3f}"
@@ -332,11 +335,13 @@ def add_flags(group):
     group.add_argument("--temperature", type=float, help="α of contrastive guiding")
     group.add_argument("--warmup", type=int, help="T_s, rounds of FedAvg before matching begins")
     group.add_argument("--aggregate", choices=["weighted", "uniform"], help="mean of Eq. 9: by class counts, or plain")
-    group.add_argument("--lite", action="store_true", help="FedFM-Lite: one handshake, anchors from the local models")
+    group.add_argument("--lite", action="store_true",
+                       help="FedFM-Lite: anchors of the local models, sent after training, serve in the next round")
     group.add_argument("--model-every", type=int, help="a of FedFM-Lite: models travel every a rounds")
     group.add_argument("--prox", type=float, help="μ, weight of FedProx's term")
     group.add_argument("--validation", type=float, help="share of a client's images held out to pick the best round")
-    group.add_argument("--augment", action="store_true", help="random crop, flip and rotation of training images")
+    group.add_argument("--augment", action=argparse.BooleanOptionalAction, default=False,
+                       help="random crop, flip and rotation of training images")
 
 
 def check(args):

@@ -242,17 +242,17 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam-r", type=float, help="λ1 in Eq. 9, weight of L_R; the authors' code: 10")
+    group.add_argument("--lam-r", type=float, help="λ1 in Eq. 9, weight of the distance to the anchor (Eq. 5); the authors' code: 10")
     group.add_argument("--lam-mcl", type=float,
-                       help="λ2 in Eq. 9, weight of L_MCL; without it 0.01, and 1 for a group of architectures")
-    group.add_argument("--lam-cc", type=float, help="λ3 in Eq. 9, weight of L_CC")
+                       help="λ2 in Eq. 9, weight of the contrast (Eq. 7); without it 0.01, and 1 for a group of models")
+    group.add_argument("--lam-cc", type=float, help="λ3 in Eq. 9, weight of the classifier's loss on the anchors (Eq. 8)")
     group.add_argument("--alpha", type=float, help="α in Eq. 10, the share of an anchor that stays in a round")
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="d in Eq. 5; the authors' code: mse, the mean squared error")
     group.add_argument("--margin", choices=["average", "nearest"],
                        help="d*: Eq. 6, or the mean distance to the nearest other class, as in the authors' code")
     group.add_argument("--projection", choices=["linear", "mlp", "none"],
-                       help="embedding layer of the anchors; the authors' code: mlp; none: ablation without ER")
+                       help="embedding layer of the anchors; the authors' code: mlp; none: without it (an ablation)")
 
 
 def check(args):

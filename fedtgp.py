@@ -270,10 +270,10 @@ def add_flags(group):
     group.add_argument("--uploads", choices=["after", "before"],
                        help="class means of the model after its training (Algorithm 1) or before (the authors' code)")
     group.add_argument("--margin", choices=["pairwise", "nearest", "fixed", "none"],
-                       help="δ: Eq. 9, HtFLlib's, τ itself (ablation FM), or 0 (ablation SCL)")
+                       help="δ: Eq. 9; as in HtFLlib, the authors' library; τ itself, or 0 (ablations FM and SCL)")
     group.add_argument("--tau", type=float, help="τ in Eq. 9, the largest margin")
     group.add_argument("--server-epochs", type=int, help="S, the server's epochs over the uploads in a round")
-    group.add_argument("--no-mlp", action="store_true", help="train the vectors v themselves (ablation w/o F)")
+    group.add_argument("--no-mlp", action="store_true", help="train the prototypes themselves, without the network F (an ablation)")
 
 
 def check(args):

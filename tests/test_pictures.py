@@ -74,7 +74,8 @@ def test_comparing_runs(run, tmp_path, capsys):
     assert [row[:3] for row in rows] == [  # equal settings do not overwrite each other
         ["fedfm-glyphs", "0", "test"],
         ["fedproto-glyphs-off", "0", "classifier"], ["fedproto-glyphs-off", "0", "prototype"],
-        ["fedproto-glyphs-off-2", "0", "classifier"], ["fedproto-glyphs-off-2", "0", "prototype"],
+        ["fedproto-glyphs-off, eval_every 1", "0", "classifier"],
+        ["fedproto-glyphs-off, eval_every 1", "0", "prototype"],
         ["fedproto-glyphs", "0,1", "classifier"], ["fedproto-glyphs", "0,1", "prototype"]]
     best = max(log(one.folder), key=lambda row: row["acc_validation"])["acc_test"]
     assert rows[0][3:5] == [f"{best:.2f}", f"{one.rows[-1]['acc_test']:.2f}"]

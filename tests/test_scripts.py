@@ -122,6 +122,11 @@ def test_defaults_give_way_to_flags_and_follow_the_data(tmp_path):
     assert (args.domain_fraction, args.images_per_class) == (0.5, None)
     args = arguments("fedlsa", "--dataset pacs --images-per-class 5")
     assert (args.domain_fraction, args.images_per_class) == (None, 5)
+    for words in ("--clients 6", "--partition iid --clients 6"):
+        args = arguments("fedlsa", "--dataset digits", words)
+        assert (args.domain_clients, args.clients) == (None, 6)
+    args = arguments("fedlsa", "--dataset office --domain-clients amazon:4,dslr:1")
+    assert (args.domain_clients, args.clients) == ({"amazon": 4, "dslr": 1}, None)
     for name in ("photo", "sketch"):
         picture(tmp_path / "mine" / name / "train" / "cat" / "1.png")
         picture(tmp_path / "one" / "train" / "cat" / f"{name}.png")
@@ -130,6 +135,17 @@ def test_defaults_give_way_to_flags_and_follow_the_data(tmp_path):
         assert (args.partition, args.clients) == ("domain", None)
         assert script != "fedplcc" or (args.lam_contra, args.lam_corr) == (1, 10)
         assert arguments(script, "--dataset one --data", tmp_path).partition == "dirichlet"
+
+
+@every_script
+def test_every_setting_is_a_flag(script):
+    """A misspelt key of SETTINGS, which the parser would take without a word."""
+    module = __import__(script)
+    parser = common.make_parser("")
+    module.add_flags(parser)
+    flags = {action.dest for action in parser._actions}
+    for dataset, setting in module.SETTINGS.items():
+        assert set(setting) <= flags, dataset
 
 
 @every_script
@@ -172,6 +188,12 @@ BAD = {  # what the line says: command lines
     "without --lite": ["fedfm --model-every 2"],
     "needs --clients": ["fedlsa --partition iid"],
     "letters": ["--name a/b"],
+    "must be a name": ["--dataset ../elsewhere", "--dataset a/b"],
+    "BatchNorm needs two": ["fedlsa --model resnet18 --batch-size 1"],
+    "cannot be given together": ["--partition domain --domain-fraction 0.2 --images-per-class 3"],
+    "would train on 1 of": ["fedfm --subset 0.1 --validation 0.999"],
+    "all seeds must be": ["--trials 2 --seed 4294967295"],
+    "cannot make": ["--subset 0.05 --clients 3 --out /dev/null"],
     "client 2, number 3 in domain thin": ["fedplcc --partition domain --domain-clients thin:3 --domain-fraction 0.5"],
 }
 
