@@ -12,7 +12,8 @@ OURS = [  # log, label, colour, line
     ("fedproto-s0", "fedproto.py", "C0", "-"),
     ("fedtgp-s0", "fedtgp.py", "C2", "-"),
     ("fedsa-s0", "fedsa.py --distance mse --lam-r 10 --projection mlp", "C1", "-"),
-    ("fedsa-mcl1-s0", "the same with --lam-mcl 1", "C1", "--")]
+    ("fedsa-mcl1-s0", "the same with --lam-mcl 1", "C1", "--"),
+    ("../cifar10-device-seeds/fedsa-letter-s0", "fedsa.py, the paper's letter", "C3", "-")]
 AUTHORS = [
     ("fedproto-partition-s0", "fedproto.py, the partition only", "C0", "--"),
     ("fedproto-theirs-s0", "fedproto.py", "C0", "-"),
