@@ -1,10 +1,10 @@
-"""What the six scripts share. No method lives here.
+"""What the six scripts share. No method lives here, but for FedLSA's projector in `convnet`.
 
     Part I    what a round needs: participants, minibatches, class means, averages, evaluation
     Part II   what it is fed with: clients and their images, models, partitions, data sets
     Part III  the frame: run folder, pictures, comparing runs, command line
 
-Part I is enough to understand a method's rounds. What `main` does with `run` is in the docstring of Run, in Part III.
+Part I is enough to understand a method's rounds. What `main` does with `run` is in the docstrings of Run, in Part III.
 Shapes: N images, K clients (in a round: its participants), C classes,
 D features, B images in a batch, G prototypes at the server.
 """
@@ -47,8 +47,8 @@ from PIL import Image, ImageDraw, ImageFont
 def generator(seed, purpose, *where):
     """A numpy generator for one purpose (a word) and place (round, client).
 
-    Every random choice has a generator of its own. So on the same device a resumed run, and a run with other
-    --workers, draws the same numbers."""
+    Every random choice has a generator of its own. So a resumed run, and a run with other --workers, draws
+    the same numbers."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
 
 
@@ -80,7 +80,7 @@ class Client:
 class Net(nn.Module):
     """A feature extractor and a classifier.
 
-    features(x)    uint8 images (B, 3, height, width), normalised here -> features (B, D)
+    features(x)    images (B, 3, height, width) in [0, 255], normalised here -> features (B, D)
     classifier(z)  features (B, D) -> logits (B, C)
     net(x)         both"""
 
@@ -95,7 +95,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # Each row is pooled to D values: where it has more, neighbours are averaged; where fewer, values are repeated.
+        # To D values where an extractor has more (neighbours are averaged) or fewer (values are repeated), row by row.
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -122,7 +122,7 @@ def for_each_client(function, clients, *arguments, workers):
             show_progress(f"client {n}/{len(clients)}")
         return results
     jobs = {}
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))  # it is set for each thread
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))  # each thread has its own
     try:
         largest_first = sorted(clients, key=lambda client: -len(client.train.y))  # no worker waits long at the end
         for client in largest_first:
@@ -176,7 +176,7 @@ def batches(n, batch_size, rng, rule="all"):
 
 @torch.no_grad()
 def extract(net, x):
-    """Features (n, D) of images x (n, 3, height, width), in eval mode."""
+    """Switches the net to eval mode. Features (n, D) of images x (n, 3, height, width)."""
     net.eval()
     return torch.cat([net.features(batch) for batch in x.split(250)])
 
@@ -214,7 +214,7 @@ def average(models, weights):
 
 
 def model_size(net):
-    """How many numbers a model sends: its trainable weights, as the papers count them."""
+    """How many trainable weights a model has. BatchNorm's statistics travel, too, and are not counted."""
     return sum(weights.numel() for weights in net.parameters())
 
 
@@ -384,7 +384,7 @@ GROUPS = {  # client i gets the (i mod X)-th of a group's X architectures
     "htfe2": ["cnn4", "resnet18"],
     "htfe3": ["resnet10", "resnet18", "resnet34"],
     "htfe4": ["cnn4", "googlenet", "mobilenet_v2", "resnet18"],
-    "htfe5": ["cnn4", "resnet10", "resnet18", "resnet34", "resnet50"],  # from FedSA's code; its paper lists none
+    "htfe5": ["cnn4", "resnet10", "resnet18", "resnet34", "resnet50"],  # from FedSA's code
     "htfe8": HTFE8,
     "htfe9": [*SMALL_RESNETS, *RESNETS],
     "htcnn8": [name for name in CONVNETS if name.startswith("htcnn8-")],
@@ -453,7 +453,7 @@ def build_net(data, args, client=0, net_class=Net, mean=(0.5,), std=(0.5,)):
     """Client i's model, a Net or a subclass of it. Equal extractors start from equal weights."""
     name, hidden = architecture(args.model, client)
     C, D = len(data.classes), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # the string only has to stay: another gives other weights
+    with seeded(args.seed, f"weights {name} ()"):  # any string would do, but another gives other weights
         if name in CONVNETS:
             extractor = convnet(name, data.x.shape[-1], D)
         else:
@@ -495,7 +495,8 @@ def deal(stock, counts):
 
 
 def fewest_images(y, args):
-    """The least that a client should get: two batches, but at most a quarter of an equal share."""
+    """The least that a client should get: two batches, but at most a quarter of an equal share. So
+    --batch-size can change a division."""
     return max(2, min(2 * args.batch_size, len(y) // (4 * args.clients)))
 
 
@@ -507,8 +508,8 @@ def dirichlet(y, args, rng):
     """FedTGP's and FedSA's "practical" setting, FedFM's NIID-1: a class's shares are drawn from Dir(β).
 
     As in PFLlib's generator, which HtFLlib points to, and in FedFM's code, a client that already holds N/K images gets
-    nothing of the classes that follow, and the whole is drawn again until everyone has enough. After 100 draws we take
-    the one whose smallest client is largest."""
+    nothing of the classes that follow, and the whole is drawn again until everyone has `fewest_images`. After 100 draws
+    we take the one whose smallest client is largest."""
     least, best = -1, None
     for _ in range(100):
         stock, columns = [], []
@@ -529,7 +530,7 @@ def dirichlet(y, args, rng):
             best = stock, np.column_stack(columns)
         if least >= fewest_images(y, args):
             break
-    return [np.sort(part) for part in deal(*best)]  # the order decides which images `divide` holds back
+    return [np.sort(part) for part in deal(*best)]  # `divide` shuffles: another order is another split
 
 
 def pathological(y, args, rng):
@@ -549,8 +550,8 @@ def pathological(y, args, rng):
             continue
         least = min(math.ceil(fewest_images(y, args) / each), len(index) // len(owners))
         free = len(index) - least * len(owners)
-        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1))  # random cuts of the free images
-        cuts = cuts + least * np.arange(1, len(owners))  # to which each owner's least is added
+        # each owner gets its least and a random piece of the free rest
+        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1)) + least * np.arange(1, len(owners))
         counts[owners, c] = np.diff([0, *cuts, len(index)])
     return deal(stock, counts)
 
@@ -904,7 +905,8 @@ class Run:
 
     A method of your own has to keep three rules, so that it can be reported and resumed:
       * `modules` lists every model that lasts over rounds: the clients' own, the global one, the server's.
-      * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round. Without any, pass ().
+      * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round. Pass () if there
+        are none.
       * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}, and `headline` names the one
         that comes first. Tables and figures show the predictions "classifier", "prototype" and "test"."""
 
@@ -1179,7 +1181,8 @@ def plot_curves(rows, baseline=None):
 
 def line_style(n):
     """The n-th of many lines, which differ without colours, too."""
-    return {"color": f"C{n % 10}", "linestyle": ("-", "--", "-.", ":")[n % 4], "marker": "os^Dv"[n % 5], "markersize": 4}
+    style = ("-", "--", "-.", ":")[n % 4]
+    return {"color": f"C{n % 10}", "linestyle": style, "marker": "os^Dv"[n % 5], "markersize": 4}
 
 
 def in_two_dimensions(z, y, seed):
@@ -1288,8 +1291,8 @@ def compare(folders):
     """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png beside the
     first folder.
 
-    Runs of one name that differ in the seed alone are one row: mean ± std. Where others have the same name, their row
-    says which settings are not those of the first."""
+    Runs of one name that differ in the seed alone are one row: mean ± std. Runs of that name with other settings have
+    rows of their own, with the settings that differ."""
     groups = {}  # {(parent folder, name, settings without the seed, number): {seed: rows}}
     for folder in map(Path, folders):
         if not (folder / "log.csv").exists() or not (folder / "args.json").exists():
@@ -1420,11 +1423,13 @@ def make_parser(description):
     group.add_argument("--participation", type=float, default=1.0, help="ρ, share of the clients in a round")
     group.add_argument("--partition", choices=[*PARTITIONS, "domain"], default="dirichlet",
                        help="how the images are divided among clients")
-    group.add_argument("--beta", type=float, default=0.1, help="β of --partition dirichlet; the smaller, the more skewed")
+    group.add_argument("--beta", type=float, default=0.1,
+                       help="β of --partition dirichlet; the smaller, the more skewed")
     group.add_argument("--classes-per-client", type=int, default=2,
-                       help="how many classes a client has with --partition pathological; in FedTGP 2 for cifar10 and fmnist, 10 for cifar100 "
-                            "and flowers102, 20 for tinyimagenet")
-    group.add_argument("--missing", type=int, default=1, help="how many classes a client lacks with --partition missing")
+                       help="how many classes a client has with --partition pathological; in FedTGP 2 for cifar10 "
+                            "and fmnist, 10 for cifar100 and flowers102, 20 for tinyimagenet")
+    group.add_argument("--missing", type=int, default=1,
+                       help="how many classes a client lacks with --partition missing")
     group.add_argument("--dominant-share", type=float, default=0.46,
                        help="share of a client's images in its dominant class with --partition dominant")
     group.add_argument("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N",
@@ -1470,7 +1475,7 @@ def make_parser(description):
 
 
 NOT_SETTINGS = ["script", "data", "device", "workers", "trials", "out", "name", "resume", "checkpoint_every",
-                "no_plots"]  # what a resumed run may change
+                "no_plots"]  # may differ when a run is resumed, and are not in args.json
 
 
 def settings_of(args):
@@ -1482,7 +1487,8 @@ def check_shared_flags(args):
     for name, value in vars(args).items():
         if isinstance(value, float):
             require(math.isfinite(value), f"--{name.replace('_', '-')}", value, "must be a finite number")
-    require(re.fullmatch(r"[\w.-]*\w", args.dataset), "--dataset", args.dataset, "must be a name; its folder goes to --data")
+    require(re.fullmatch(r"[\w.-]*\w", args.dataset), "--dataset", args.dataset,
+            "must be a name; the folder that it is in goes to --data")
     require(0 < args.subset <= 1, "--subset", args.subset, "must be in (0, 1]")
     require(args.image_size is None or 16 <= args.image_size <= 1024, "--image-size", args.image_size,
             "must be in [16, 1024]")
@@ -1562,7 +1568,8 @@ def parse(script, description, settings, add_flags, check, words=None):
         preset = dict(settings["domains"])
     else:
         preset = dict(settings["default"])
-    # Where there are two ways to say one thing, what is typed replaces the preset's.
+    # Where there are two ways to say one thing, what is typed replaces the preset's: a share or a number of images,
+    # a number of clients or a list of clients for each domain.
     if chosen.domain_fraction is not None:
         preset["images_per_class"] = None
     if chosen.images_per_class is not None:
@@ -1599,7 +1606,8 @@ def run_script(script, description, main, settings, add_flags, check, words=None
     """Call main(args) once for each seed of --trials.
 
     settings: {dataset: {flag: value}}, with "default" for data sets that are not named, and "domains" for image
-    folders with several domains; add_flags(group): adds the method's own flags; check(args): refuses their values."""
+    folders with several domains; add_flags(group): adds the method's own flags; check(args): refuses their
+    values, and may set those that depend on others."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # a terminal without Greek letters

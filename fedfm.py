@@ -9,23 +9,27 @@ One round (K participants, C classes, C_k of them at client k, D features, |w| n
   1. The server sends the model.                                                       down: |w| numbers
      Each participant sends its class means, computed with this model (Eq. 8), and its class
      counts. (The paper counts C · D here: all C means, and no class counts.)          up: C_k · (D + 1)
-  2. The server averages them into the anchors (Eq. 9) and sends these.               down: D numbers a known class
+  2. The server averages them into the anchors (Eq. 9) and sends these.               down: D numbers per known class
   3. Each participant trains: cross-entropy + λ · matching of features to anchors (Eqs. 2 and 10).
   4. Each sends its model. The server averages the models by their numbers of images (Eq. 11).    up: |w|
   5. The global model is tested on the server's test images.
-The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, further below) needs one handshake.
+The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, further below) needs one handshake, and sends
+the first anchors at the end of round T_s.
 
 What to know before comparing numbers:
-  * Each client holds out 20 % of its images for validation. The reported round has the best mean accuracy on them.
+  * Each client holds out 20 % of its images for validation. We report the test accuracy of the round whose mean
+    validation accuracy is best.
   * The paper tunes its hyper-parameters. It says that λ = 50 and T_s = 20 are generally good. We take
     these, but T_s = 0 for data sets with domains.
-  * Features and anchors are normalised before matching, the latter as in the authors' code. Anchors come from eval
-    mode and from images without augmentation.
+  * Features and anchors are normalised before matching, the latter as in the authors' code. That anchors
+    are computed in eval mode and from images without augmentation is our choice.
+  * NIID-1 is Dirichlet with a cap, as in the authors' code: who already has an equal share of all images gets nothing
+    of the classes that follow.
   * Input normalisation (except CINIC-10's), CIFAR-100's augmentation and NIID-2's dominant share are from the authors'
     code (github.com/rui-ye/FedFM).
 Everything else that differs from the paper, and its published rows: .github/papers/fedfm.md.
 
-    python fedfm.py                                           built-in digits in four domains, under a minute
+    python fedfm.py                                           built-in glyphs in four domains, under a minute
     python fedfm.py --dataset cifar10                         Table III, NIID-1
     python fedfm.py --dataset cifar10 --partition dominant    Table III, NIID-2
     python fedfm.py --lite --model-every 2                    FedFM-Lite, models travel every second round
@@ -133,7 +137,7 @@ def client_update(client, anchors, known, t, args):
 
 
 def local_loss(net, x, y, anchors, known, args):
-    """Eqs. 2 and 10 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, D), known (C,) bool -> scalar."""
+    """Eqs. 2 and 10 on a batch. x (B, 3, height, width), y (B,), anchors (C, D), known (C,) bool -> scalar."""
     z = net.features(x)
     loss = F.cross_entropy(net.classifier(z), y)
     if args.match == "cg":
@@ -147,7 +151,7 @@ def contrastive_guiding(z, y, anchors, known, temperature):
     softmax already, and L_CE(s, c) = −log s_c. F.cross_entropy takes the logits.
 
     z (B, D), y (B,), anchors (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
-    has_anchor = known[y]
+    has_anchor = known[y]                                             # all, but in Lite or before round T_s + 1
     if not has_anchor.any():
         return z.new_zeros(())
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors, dim=1).T
@@ -168,13 +172,13 @@ def squared_distance(z, y, anchors, known):
 
 
 def proximal(net, start):
-    """FedProx's term, an example of another method within FedFM: ½ ‖w − w_start‖². start: [weights] -> scalar."""
+    """FedProx's term (FedFM with FedProx is in Section VII-D.2): ½ ‖w − w_start‖². start: [weights] -> scalar."""
     return 0.5 * sum((w - s).square().sum() for w, s in zip(net.parameters(), start))
 
 
 def local_anchors(client):
-    """Eq. 8: the class means (C, D) of its training images by the model that it holds, in eval mode, and its class
-    counts (C,)."""
+    """Eq. 8: the class means (C, D) of the client's training images under its present model, in eval mode, and its
+    class counts (C,)."""
     return class_means(client.net, client.train)
 
 
@@ -186,7 +190,7 @@ def new_anchors(chosen, anchors, known, args):
     local = torch.stack([means for means, _ in replies])              # (K, C, D)
     counts = torch.stack([n for _, n in replies])                     # (K, C)
     if args.aggregate == "uniform":
-        numbers_up = local.numel()       # all C anchors, so that absent classes are hidden, except the first time
+        numbers_up = local.numel()       # a client fills the rows of absent classes, to hide them
     else:
         numbers_up = (counts > 0).sum() * (args.feature_dim + 1)
     anchors, known = aggregate_anchors(local, counts, anchors, known, args.aggregate)
@@ -234,7 +238,8 @@ def lite_round(net, clients, chosen, anchors, known, t, args):
         models = [upload.model for upload in uploads]
         sizes = [len(client.train.y) for client in chosen]
         net.load_state_dict(average(models, sizes))                                        # Eq. 11
-    if args.lam > 0 and args.warmup <= t < args.rounds:               # for round t + 1, past T_s; none after the last
+    next_is_matched = t + 1 > args.warmup and t < args.rounds
+    if args.lam > 0 and next_is_matched:
         anchors, known, numbers_up = new_anchors(chosen, anchors, known, args)             # Eqs. 8, 9
         up += numbers_up
     return anchors, known, uploads, up, down
@@ -250,7 +255,7 @@ def augment(x, rng):
     angle = rng.uniform(-np.pi / 12, np.pi / 12, B)
     flip = rng.choice([-1.0, 1.0], B)
     dx, dy = rng.integers(-4, 5, (2, B)) * 2 / x.shape[-1]            # in affine_grid's units the width is 2
-    # where in the input each output pixel comes from: flipped, turned, then moved
+    # theta maps an output pixel to its place in the input: flipped, turned, then moved
     row1 = [flip * np.cos(angle), -np.sin(angle), dx]
     row2 = [flip * np.sin(angle), np.cos(angle), dy]
     theta = np.stack([*row1, *row2], axis=1).reshape(B, 2, 3)
@@ -260,7 +265,8 @@ def augment(x, rng):
 
 def cluster_quality(net, tests, seed):
     """A line to print: how well classes separate in the features (Table V), by the NMI of K-means clusters with the
-    classes and the silhouette of the classes. We take 2,000 test images; the paper gives no number. Needs scikit-learn."""
+    classes and the silhouette of the classes. We take 2,000 test images; the paper gives no number. Needs
+    scikit-learn."""
     try:
         from sklearn.cluster import KMeans
         from sklearn.metrics import normalized_mutual_info_score, silhouette_score

@@ -17,11 +17,13 @@ What to know before comparing numbers; the paper does not settle these (we lack 
   * The share of its domain that a client holds: 1 % for digits and 20 % for office, as in FPL's code
     (github.com/WenkeHuang/RethinkFL). Our 30 % for PACS are a guess.
   * SGD with learning rate 0.01, momentum 0.9 and weight decay 1e-5, also on the server; L = 128 features.
+  * Models are averaged by numbers of images. The paper only says "federated average".
+  * Office's and PACS's ten clients are dealt over the domains in alphabetical order: 3, 3, 2, 2.
   * The paper names two values each of α, λ and τ. We take the first ones for digits, the second for office and PACS.
   * The paper does not name the round of its numbers. We compare them with the final one.
 Everything else that differs from the paper, and its published rows: .github/papers/fedlsa.md.
 
-    python fedlsa.py                                          built-in digits in four domains, under a minute
+    python fedlsa.py                                          built-in glyphs in four domains, under a minute
     python fedlsa.py --dataset digits                         Table 2 (a folder with mnist, usps, svhn, syn)
     python fedlsa.py --alpha 0                                anchors are not pushed apart
     python fedlsa.py --lam 0                                  FedAvg with features of length 1 (the paper's may differ)
@@ -54,7 +56,7 @@ def main(args):
 
     # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="test", modules=[net, anchor_net])
-    anchors = torch.zeros(C, L, device=args.device)                   # trained at the start of each round
+    anchors = torch.zeros(C, L, device=args.device)                   # a place for them; each round trains new ones
     anchors = run.resume(anchors)                                     # with --resume: those of the checkpoint
 
     for t in run.rounds():
@@ -135,8 +137,8 @@ def compactness(h, y, anchors, tau, kind="vmf"):
 class AnchorNet(nn.Module):
     """A = nor(Θ(R)) (C, L): R (C, 512) and the two layers of Θ are trainable.
 
-    In the paper A = Θ(R). We normalise: its rows are the means of Eq. 6's distribution on the sphere. That R is drawn
-    from a standard normal distribution, the ReLU, and the width 512 are our choices."""
+    In the paper A = Θ(R). We normalise: its rows are the means of Eq. 6's distribution on the sphere. Our choices are
+    R ~ N(0, I), the ReLU and the width 512, which in the paper is the encoder's (as it is in lsa_cnn)."""
 
     def __init__(self, C, L):
         super().__init__()
@@ -192,7 +194,7 @@ BASE = dict(                # from the paper, where no comment says otherwise
     clients=None,           # ours: one for each domain
     participation=1.0,
     partition="domain",
-    model="lsa_cnn",
+    model="lsa_cnn",        # the paper: two convolutions, three linear layers; their sizes are ours
     feature_dim=128,        # L; not in the paper
     rounds=100,
     local_epochs=5,         # E_c

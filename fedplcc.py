@@ -18,19 +18,20 @@ One round (K participants, D features, J_k clusters at client k, G at the server
 
 What to know before comparing numbers:
   * Eq. 5 is a sum over images in the paper, Eqs. 6 and 8 stand for one image. We take means over the batch. If the
-    paper sums Eq. 5 and averages the others, our λ1 and λ2 are too large by the batch size, or by a client's number
-    of images. This is the largest open question.
+    paper sums Eq. 5 and averages the others, our λ1 and λ2 are too large, and our learning rate is too small, by a
+    factor of the batch size, or of a client's number of images. This is the largest open question.
   * E is called epochs in Table I, and "E = 10 iterations" in the text. We train 10 epochs, some 100 iterations.
   * τ is 0.07 in the paper's settings. Its ablation calls 0.55 optimal and "lower than" 0.07; perhaps 0.055 is meant.
   * Batch size, image size, input normalisation and ResNet10's first layer are not in the paper, nor are the ten classes
-    of DomainNet (FedPCL's, it says; here those that the folder holds). Ours are 32, 64 pixels, (x − 0.5) / 0.5, and
-    torchvision's 7x7 with stride 2.
-  * Nor does it say which of FINCH's partitions to take, and how to average in a cluster: see `finch`.
+    of DomainNet: it takes FedPCL's without naming them, we take those of the folder. Ours are 32, 64 pixels,
+    (x − 0.5) / 0.5, and torchvision's 7x7 with stride 2.
+  * Nor does it say which of FINCH's partitions and which distance to take (ours: cosine), and how to average in a
+    cluster: see `finch`.
   * Compare published numbers with the final round, since Algorithm 1 returns the last model.
 The loss can fall below 0, as L_corr is minus a similarity.
 Everything else that differs from the paper, and its published rows: .github/papers/fedplcc.md.
 
-    python fedplcc.py                                              built-in digits in four domains, under a minute
+    python fedplcc.py                                              built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset digit5                             Table II (office: III, domainnet: IV)
     python fedplcc.py --lam-contra 0 --lam-corr 0                  FedAvg
     python fedplcc.py --uniform-weights --phi 1 --alpha 0.25       closest to FedPLVM's loss
@@ -164,7 +165,7 @@ def correlation(s, y, classes, weights, phi):
         return s.new_zeros(())
     weighted = s * weights * own                                      # s > 0, so other classes come last with 0
     ranked = weighted.sort(1, descending=True).values
-    kept = (phi * own.sum(1).double() - 1e-9).ceil()                  # ⌈φ |G^y|⌉; -1e-9 as 0.07 * 100 is above 7
+    kept = (phi * own.sum(1).double() - 1e-9).ceil()                  # ⌈φ |G^y|⌉; in floats 0.07 * 100 = 7.0...01
     rank = torch.arange(len(weights), device=s.device)
     correlated = (ranked * (rank < kept[:, None])).sum(1)
     return -correlated[has_prototype].mean()
@@ -261,8 +262,8 @@ def connected_components(nearest):
     label[i] is the smallest index that is known to be connected to i. Links pass it on until nothing changes."""
     label = torch.arange(len(nearest), device=nearest.device)
     while True:
-        new = label.scatter_reduce(0, nearest, label, "amin")         # a neighbour takes the smallest of its own
-        new = torch.minimum(new, new[nearest])                        # and theirs; then all take their neighbour's
+        new = label.scatter_reduce(0, nearest, label, "amin")         # i gives its label to nearest[i], if smaller
+        new = torch.minimum(new, new[nearest])                        # nearest[i] gives its label to i, if smaller
         if torch.equal(new, label):
             break
         label = new

@@ -16,14 +16,14 @@ One round (K participants, C classes, C_i of them at client i, D features):
 
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper).
-  * A client that holds 1/K of all images gets nothing of the next class (a rule of PFLlib's generator).
+  * A client that already has an equal share of all images gets nothing of the classes that follow (PFLlib's rule).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
   * Accuracy is right answers over all clients' test images. The paper's words read as a mean over clients.
   * The best round is picked on test images. FedTGP's tables report it so.
 HtFLlib, below, is a library by FedTGP's first author (github.com/TsingZ0/HtFLlib).
 Everything else that differs from the paper, and published rows: .github/papers/fedproto.md.
 
-    python fedproto.py                                                       built-in digits, half a minute
+    python fedproto.py                                                       built-in glyphs, half a minute
     python fedproto.py --lam 0                                               local training, tested in the same ways
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA Table 1, cross-device
     python fedproto.py --dataset cifar100 --model htfe8                      FedTGP Table 1, practical

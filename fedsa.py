@@ -19,19 +19,21 @@ One round (K participants, C classes, C_i of them at client i, D features):
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper).
   * The paper does not say whether it predicts by classifier or by anchor, nor which round's accuracy it reports.
-  * A client that holds 1/K of all images gets nothing of the next class (a rule of PFLlib's generator).
+  * A client that already has an equal share of all images gets nothing of the classes that follow (PFLlib's rule).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
-  * Eq. 10 moves an anchor by 1/10,000 of the distance to the mean in a round. Over ten rounds this cannot be seen.
-  * The paper calls the anchors' layer trainable, but has no loss for it. Ours stays random.
-  * In the paper Eq. 5 is a sum over the C_i classes of a client. Ours is a mean over samples, about C_i times smaller.
-  * By default the loss stays high. Features are ≥ 0 and anchors are not, so a feature of 512 numbers keeps some 9 away
-    from its anchor (L_R), and d* exceeds the anchors' mean distance, so L_MCL cannot reach 0 either. Look at the
-    accuracy.
+  * Eq. 10 moves an anchor by 1/10,000 of the distance to the mean in a round. Over ten rounds this cannot be seen,
+    over a thousand it is 10 %.
+  * The paper calls the anchors' layer trainable, but has no loss for it. Ours stays random. It shortens the anchors,
+    and does little else.
+  * In the paper Eq. 5 is a sum over the C_i classes of a client. Ours is a mean over samples, about C_i times smaller,
+    in which frequent classes weigh more.
+  * By default the loss stays high. Features are ≥ 0 and anchors have negative entries, too, so no feature comes nearer
+    than about 9 to its anchor (L_R), and d* exceeds the anchors' mean distance (L_MCL). Look at the accuracy.
 To come nearer to the authors' code:
     --distance mse --lam-r 10 --projection mlp --margin nearest --batches fixed
 Everything else, and the published rows: .github/papers/fedsa.md.
 
-    python fedsa.py                                                          built-in digits, under a minute
+    python fedsa.py                                                          built-in glyphs, under a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1      Table 1, cross-device
     python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8       Table 2
     python fedsa.py --projection none --lam-mcl 0 --lam-cc 0                 an ablation of Table 4, on glyphs
@@ -91,11 +93,10 @@ def main(args):
 def client_update(client, anchors, t, args):
     """Train the client's own model for E epochs (Eq. 9) -> Upload.
 
-    The margin d* is the larger of two: the anchors', and that of the client's class means. Here the latter come from
-    before training, so they are those of its last upload, or of its first model. The paper only says "first", where it
-    restates FedProto."""
-    means, counts = class_means(client.net, client.train)
-    local_margin = average_margin(means[counts > 0], args.margin)                          # Eq. 6
+    d* is the larger of two margins: the anchors', and that of the client's class means. The paper says only that a
+    client "first" computes its class means. We take those before training: of its last upload, or of its first model."""
+    before, counts = class_means(client.net, client.train)
+    local_margin = average_margin(before[counts > 0], args.margin)                         # Eq. 6
     global_margin = average_margin(anchors, args.margin)
     margin = torch.maximum(global_margin, local_margin)                                    # d*
 
@@ -110,8 +111,8 @@ def client_update(client, anchors, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    means, counts = class_means(client.net, client.train)                                  # Eq. 2
-    return Upload(means, counts, torch.stack(losses).mean())
+    prototypes, counts = class_means(client.net, client.train)                             # Eq. 2
+    return Upload(prototypes, counts, torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, anchors, margin, args):
@@ -205,7 +206,7 @@ def ema(anchors, mean, uploaded, alpha):
 BASE = dict(                # the paper's setting, where no comment says otherwise
     clients=20,
     participation=1.0,
-    partition="dirichlet",
+    partition="dirichlet",  # with PFLlib's rule
     beta=0.1,
     model="cnn4",
     feature_dim=512,
@@ -215,14 +216,14 @@ BASE = dict(                # the paper's setting, where no comment says otherwi
     batches="full",         # not in the paper: HtFLlib drops a last, smaller batch
     lr=0.01,
     momentum=0.0,           # the paper names no optimiser: plain SGD
-    weight_decay=0.0,
+    weight_decay=0.0,       # not in the paper
     lam_r=0.1,
     lam_mcl=None,           # λ2: 0.01 for one architecture, 1 for a group of them; check(args) sets it
     lam_cc=1.0,
     alpha=0.9999,
     distance="euclidean",
     margin="average",
-    projection="linear",
+    projection="linear",    # ours: the paper's layer is not described
 )
 GLYPHS = dict(              # not from the paper: under a minute on two cores
     BASE,
@@ -242,10 +243,12 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam-r", type=float, help="λ1 in Eq. 9, weight of the distance to the anchor (Eq. 5); the authors' code: 10")
+    group.add_argument("--lam-r", type=float,
+                       help="λ1 in Eq. 9, weight of the distance to the anchor (Eq. 5); the authors' code: 10")
     group.add_argument("--lam-mcl", type=float,
                        help="λ2 in Eq. 9, weight of the contrast (Eq. 7); without it 0.01, and 1 for a group of models")
-    group.add_argument("--lam-cc", type=float, help="λ3 in Eq. 9, weight of the classifier's loss on the anchors (Eq. 8)")
+    group.add_argument("--lam-cc", type=float,
+                       help="λ3 in Eq. 9, weight of the classifier's loss on the anchors (Eq. 8)")
     group.add_argument("--alpha", type=float, help="α in Eq. 10, the share of an anchor that stays in a round")
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="d in Eq. 5; the authors' code: mse, the mean squared error")

@@ -22,7 +22,7 @@ What to know before comparing numbers:
   * The paper's main experiments use --model htfe8. Ours is cnn4, as in FedSA's Table 1 (htcnn8 on glyphs and fmnist).
   * Accuracy is right answers over all clients' test images. The paper's words read as a mean over clients.
   * The best round is picked on test images, as in the paper.
-  * A client that holds 1/K of all images gets nothing of the next class (a rule of PFLlib's generator).
+  * A client that already has an equal share of all images gets nothing of the classes that follow (PFLlib's rule).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
   * Watch server_loss: in issue 2 of github.com/TsingZ0/FedTGP the authors say that it must come near 0 (1e-3 on 100
     classes) before accuracy jumps. While the margin is the largest distance of two classes' uploads, it is above log 2
@@ -31,7 +31,7 @@ The paper's M clients, K features and vectors Ṕ are K, D and v here. FedSA is 
 library by the first author (github.com/TsingZ0/HtFLlib). Everything else that differs, and the published rows:
 .github/papers/fedtgp.md.
 
-    python fedtgp.py                                                         built-in digits, under a minute
+    python fedtgp.py                                                         built-in glyphs, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                        Table 1, practical
     python fedtgp.py --dataset cifar100 --model htfe8 --no-mlp               Table 6, "w/o F"
     python fedtgp.py --dataset cifar100 --model htfe8 --partition pathological --classes-per-client 10
@@ -273,7 +273,8 @@ def add_flags(group):
                        help="δ: Eq. 9; as in HtFLlib, the authors' library; τ itself, or 0 (ablations FM and SCL)")
     group.add_argument("--tau", type=float, help="τ in Eq. 9, the largest margin")
     group.add_argument("--server-epochs", type=int, help="S, the server's epochs over the uploads in a round")
-    group.add_argument("--no-mlp", action="store_true", help="train the prototypes themselves, without the network F (an ablation)")
+    group.add_argument("--no-mlp", action="store_true",
+                       help="train the prototypes themselves, without the network F (an ablation)")
 
 
 def check(args):
