@@ -1437,7 +1437,7 @@ def make_parser(description):
     group.add_argument("--domain-fraction", type=float,
                        help="share of its domain's training images that a client has; else they are divided equally")
     group.add_argument("--images-per-class", type=int,
-                       help="training images of each class that a client has, instead of a share")
+                       help="training images of each class that a client has; goes before --domain-fraction")
 
     group = parser.add_argument_group("model")
     group.add_argument("--model", choices=MODELS, default="cnn4", metavar="MODEL",
@@ -1503,8 +1503,6 @@ def check_shared_flags(args):
         require(n >= 1, "--domain-clients", n, "a domain needs at least 1 client")
     require(not args.domain_clients or args.partition == "domain", "--domain-clients", args.domain_clients,
             f"has no meaning with --partition {args.partition}")
-    require(args.domain_fraction is None or args.images_per_class is None, "--images-per-class", args.images_per_class,
-            "cannot be given together with --domain-fraction")
     require(args.domain_fraction is None or 0 < args.domain_fraction <= 1, "--domain-fraction",
             args.domain_fraction, "must be in (0, 1]; for a number of images there is --images-per-class")
     require(args.images_per_class is None or args.images_per_class >= 1, "--images-per-class",

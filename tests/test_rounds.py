@@ -766,7 +766,7 @@ def test_no_image_is_where_it_must_not_be(script, how, play):
     the validation images) in training; two clients with one model."""
     data = dataset([[20] * C, [14] * C], [[7] * C, [9] * C])._replace(domains=["plain", "thin"])
     clients = "--partition " + how + " --clients 3" * ("domain" not in how)
-    words = "--domain-fraction 1 " * ("images-per-class" not in how) + clients + " --validation 0.25" * (script == "fedfm")
+    words = "--domain-fraction 1 " + clients + " --validation 0.25" * (script == "fedfm")
     story = play(script, words, 1, None, data)
     clients = [story.clients[i] for i in range(3)]
     training = [names(c.train.x) for c in clients]

@@ -190,7 +190,6 @@ BAD = {  # what the line says: command lines
     "letters": ["--name a/b"],
     "must be a name": ["--dataset ../elsewhere", "--dataset a/b"],
     "BatchNorm needs two": ["fedlsa --model resnet18 --batch-size 1"],
-    "cannot be given together": ["--partition domain --domain-fraction 0.2 --images-per-class 3"],
     "would train on 1 of": ["fedfm --subset 0.1 --validation 0.999"],
     "all seeds must be": ["--trials 2 --seed 4294967295"],
     "cannot make": ["--subset 0.05 --clients 3 --out /dev/null"],
