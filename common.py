@@ -505,7 +505,7 @@ def iid(y, args, rng):
 
 
 def dirichlet(y, args, rng):
-    """FedTGP's and FedSA's "practical" setting, FedFM's NIID-1: a class's shares are drawn from Dir(β).
+    """FedTGP's "practical" setting, also FedSA's, and FedFM's NIID-1: a class's shares are drawn from Dir(β).
 
     As in PFLlib's generator, which HtFLlib points to, and in FedFM's code, a client that already holds N/K images gets
     nothing of the classes that follow, and the whole is drawn again until everyone has `fewest_images`. After 100 draws
@@ -1475,7 +1475,7 @@ def make_parser(description):
 
 
 NOT_SETTINGS = ["script", "data", "device", "workers", "trials", "out", "name", "resume", "checkpoint_every",
-                "no_plots"]  # may differ when a run is resumed, and are not in args.json
+                "no_plots"]  # not compared with the run's when it is resumed
 
 
 def settings_of(args):

@@ -14,7 +14,7 @@ One round (K participants, C classes, C_k of them at client k, D features, |w| n
   4. Each sends its model. The server averages the models by their numbers of images (Eq. 11).    up: |w|
   5. The global model is tested on the server's test images.
 The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, further below) needs one handshake, and sends
-the first anchors at the end of round T_s.
+the first anchors at the end of round T_s (or 1).
 
 What to know before comparing numbers:
   * Each client holds out 20 % of its images for validation. We report the test accuracy of the round whose mean
@@ -190,7 +190,7 @@ def new_anchors(chosen, anchors, known, args):
     local = torch.stack([means for means, _ in replies])              # (K, C, D)
     counts = torch.stack([n for _, n in replies])                     # (K, C)
     if args.aggregate == "uniform":
-        numbers_up = local.numel()       # a client fills the rows of absent classes, to hide them
+        numbers_up = local.numel()       # all C rows: for an absent class a client sends the old anchor back
     else:
         numbers_up = (counts > 0).sum() * (args.feature_dim + 1)
     anchors, known = aggregate_anchors(local, counts, anchors, known, args.aggregate)

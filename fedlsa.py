@@ -56,7 +56,7 @@ def main(args):
 
     # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="test", modules=[net, anchor_net])
-    anchors = torch.zeros(C, L, device=args.device)                   # a place for them; each round trains new ones
+    anchors = torch.zeros(C, L, device=args.device)                   # a place for them; each round computes new ones
     anchors = run.resume(anchors)                                     # with --resume: those of the checkpoint
 
     for t in run.rounds():

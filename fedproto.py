@@ -18,6 +18,8 @@ What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper).
   * A client that already has an equal share of all images gets nothing of the classes that follow (PFLlib's rule).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
+  * Eq. 4 compares class means with prototypes, ours each sample.
+  * The paper's main experiments use --model htfe8. Ours is cnn4, as in FedSA's Table 1 (htcnn8 on glyphs and fmnist).
   * Accuracy is right answers over all clients' test images. The paper's words read as a mean over clients.
   * The best round is picked on test images. FedTGP's tables report it so.
 HtFLlib, below, is a library by FedTGP's first author (github.com/TsingZ0/HtFLlib).

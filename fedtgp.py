@@ -25,8 +25,8 @@ What to know before comparing numbers:
   * A client that already has an equal share of all images gets nothing of the classes that follow (PFLlib's rule).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
   * Watch server_loss: in issue 2 of github.com/TsingZ0/FedTGP the authors say that it must come near 0 (1e-3 on 100
-    classes) before accuracy jumps. While the margin is the largest distance of two classes' uploads, it is above log 2
-    (triangle inequality). So τ has to bind first.
+    classes) before accuracy jumps. While Eq. 9's margin is below τ, all classes but one have an upload whose loss is
+    log 2 or more (triangle inequality). So τ has to bind first.
 The paper's M clients, K features and vectors Ṕ are K, D and v here. FedSA is the method of fedsa.py. HtFLlib is a
 library by the first author (github.com/TsingZ0/HtFLlib). Everything else that differs, and the published rows:
 .github/papers/fedtgp.md.
@@ -202,7 +202,7 @@ def adaptive_margin(local, owned, rule="pairwise", tau=100.0):
     """Eq. 9: δ = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ), where Q^c is the mean of the uploaded prototypes of class c.
 
     rule "pairwise"  Eq. 9
-         "nearest"   the largest distance to the *nearest* other class, as in HtFLlib; Fig. 1 defines margins so
+         "nearest"   the largest distance to the *nearest* other class, as in HtFLlib; Fig. 1 has it for each client
          "fixed"     τ itself (ablation FM; the paper gives no value)
          "none"      0 (ablation SCL, Eq. 6)
     local (K, C, D), owned (K, C) bool -> scalar. With fewer than two uploaded classes the first two rules give 0."""
@@ -270,7 +270,8 @@ def add_flags(group):
     group.add_argument("--uploads", choices=["after", "before"],
                        help="class means of the model after its training (Algorithm 1) or before (the authors' code)")
     group.add_argument("--margin", choices=["pairwise", "nearest", "fixed", "none"],
-                       help="δ: Eq. 9; as in HtFLlib, the authors' library; τ itself, or 0 (ablations FM and SCL)")
+                       help="δ. pairwise: Eq. 9; nearest: as in HtFLlib, the authors' library; fixed: τ (ablation FM); "
+                            "none: 0 (ablation SCL)")
     group.add_argument("--tau", type=float, help="τ in Eq. 9, the largest margin")
     group.add_argument("--server-epochs", type=int, help="S, the server's epochs over the uploads in a round")
     group.add_argument("--no-mlp", action="store_true",
