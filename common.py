@@ -648,6 +648,7 @@ def load_dataset(args):
     """The images of --dataset, on the CPU: built in, from a folder, or downloaded by torchvision."""
     folder = Path(args.data, args.dataset)
     size = args.image_size or PIXELS.get(args.dataset, 32)
+    show_progress(f"loading {args.dataset} ...")
     if args.dataset == "glyphs":
         data = glyphs(size)
     elif args.dataset in TORCHVISION and not folder.is_dir():
