@@ -14,7 +14,7 @@ One round (K participants, C classes, C_i of them at client i, D features):
   3. Each sends the class means of its features (Eq. 2) and its class counts.          up: C_i · (D + 1)
   4. The server averages them by the counts (Eq. 3) and moves the anchors towards the mean (Eq. 10).
   5. Every client's model, participant or not, is tested on its own test images: by its classifier, and by the
-     nearest new anchor. Sending them for this test is not counted.
+     nearest new anchor. Sending the new anchors for this test is not counted.
 
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper; for FedSA it matters little).
