@@ -95,7 +95,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # To D values where an extractor has more (neighbours are averaged) or fewer (values are repeated), row by row.
+        # To D values, where an extractor has more (neighbours are averaged) or fewer (values are repeated).
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -122,7 +122,7 @@ def for_each_client(function, clients, *arguments, workers):
             show_progress(f"client {n}/{len(clients)}")
         return results
     jobs = {}
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))  # each thread has its own
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))  # torch counts for each thread
     try:
         largest_first = sorted(clients, key=lambda client: -len(client.train.y))  # no worker waits long at the end
         for client in largest_first:

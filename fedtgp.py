@@ -26,7 +26,7 @@ What to know before comparing numbers:
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.
   * Watch server_loss: in issue 2 of github.com/TsingZ0/FedTGP the authors say that it must come near 0 (1e-3 on 100
     classes) before accuracy jumps. While Eq. 9's margin is below τ, all classes but one have an upload whose loss is
-    log 2 or more (triangle inequality). So τ has to bind first.
+    log 2 or more (convexity, triangle inequality). So τ has to bind first.
 The paper's M clients, K features and vectors Ṕ are K, D and v here. FedSA is the method of fedsa.py. HtFLlib is a
 library by the first author (github.com/TsingZ0/HtFLlib). Everything else that differs, and the published rows:
 .github/papers/fedtgp.md.
