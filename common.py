@@ -95,7 +95,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # To D values, where an extractor has more (neighbours are averaged) or fewer (values are repeated).
+        # To D values, where an extractor has another number: neighbours are averaged, or values repeated.
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -112,8 +112,8 @@ def participants(clients, t, args):
 def for_each_client(function, clients, *arguments, workers):
     """`[function(client, *arguments) for client in clients]`, in this order, with `workers` clients side by side.
 
-    On a CPU a client's batches are too small to keep several cores busy. Clients are what runs in parallel, so
-    each worker thread computes with one torch thread."""
+    On a CPU a client's batches are too small to keep several cores busy. So clients run in parallel, and each
+    worker computes with one torch thread."""
     show_progress(f"client 0/{len(clients)}")
     if workers == 1:
         results = []
@@ -122,7 +122,7 @@ def for_each_client(function, clients, *arguments, workers):
             show_progress(f"client {n}/{len(clients)}")
         return results
     jobs = {}
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))  # torch counts for each thread
+    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))  # it holds for one thread
     try:
         largest_first = sorted(clients, key=lambda client: -len(client.train.y))  # no worker waits long at the end
         for client in largest_first:
@@ -196,7 +196,8 @@ def class_means(net, images):
 def distances(a, b):
     """Euclidean distances of a (n, D) and b (m, D) -> (n, m).
 
-    torch.cdist's default expands ‖a − b‖², which loses small distances of long vectors. This mode does not."""
+    With more than 25 rows torch.cdist expands ‖a − b‖², which loses small distances of long vectors. This mode does
+    not."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -303,6 +304,8 @@ def make_clients(data, args):
     clients = []
     for i, (domain, train, test) in enumerate(divide(data, everything, 0.25, args)):
         clients.append(Client(i, train, test=test, net=build_net(data, args, client=i), domain=domain))
+    if not any(len(client.test.y) for client in clients):
+        fail(f"--subset {args.subset}: no client has a test image, more images are needed")
     return clients
 
 
@@ -470,7 +473,7 @@ def build_net(data, args, client=0, net_class=Net, mean=(0.5,), std=(0.5,)):
 # Each turns labels y (N,) into K index arrays, one for each client. Only by_domain looks at domains.
 
 def partition(y, domain, domains, args):
-    """Divide N samples with labels y (N,) and domains (N,), whose names are `domains` -> K index arrays."""
+    """Divide N samples with labels y (N,) and numbers of domains (N,) -> K index arrays. domains: their names."""
     rng = generator(args.seed, "partition")
     if args.partition == "domain":
         return by_domain(y, domain, domains, args, rng)
@@ -520,17 +523,18 @@ def dirichlet(y, args, rng):
             share = rng.dirichlet(np.full(args.clients, args.beta)) * has_room
             if share.sum() == 0:  # a tiny β may give everything to clients that are full
                 share = has_room
-            cuts = np.round(np.cumsum(share / share.sum())[:-1] * len(index)).astype(int)
-            column = np.diff([0, *cuts, len(index)])
-            held = held + column
+            ends = np.round(np.cumsum(share / share.sum()) * len(index)).astype(int)
+            ends[-1] = len(index)
+            counts = np.diff(ends, prepend=0)
+            held = held + counts
             stock.append(index)
-            columns.append(column)
+            columns.append(counts)
         if held.min() > least:
             least = held.min()
             best = stock, np.column_stack(columns)
         if least >= fewest_images(y, args):
             break
-    return [np.sort(part) for part in deal(*best)]  # `divide` shuffles: another order is another split
+    return [np.sort(part) for part in deal(*best)]  # `divide` shuffles again; unsorted parts would be split otherwise
 
 
 def pathological(y, args, rng):
@@ -539,8 +543,9 @@ def pathological(y, args, rng):
     classes, each = len(stock), args.classes_per_client
     require(each <= classes, "--classes-per-client", each, f"must be at most the number of classes, {classes}")
     owns = np.zeros((args.clients, classes), int)
-    for i in range(args.clients):  # the least owned classes first, ties at random
-        order = np.lexsort((rng.random(classes), owns.sum(0)))
+    for i in range(args.clients):
+        ties = rng.random(classes)
+        order = np.lexsort((ties, owns.sum(0)))  # the least owned classes first, ties at random
         owns[i, order[:each]] = 1
 
     counts = np.zeros((args.clients, classes), int)
@@ -560,7 +565,9 @@ def in_proportion(y, shares, rng):
     """As many images as the scarcest class allows, in the proportions of shares (K, C). The rest is not used."""
     stock = indices_by_class(y, rng)
     available = np.array([len(index) for index in stock])
-    scale = (available / np.maximum(shares.sum(0), 1e-12)).min()      # images for a share of 1
+    wanted = shares.sum(0)
+    used = wanted > 0
+    scale = (available[used] / wanted[used]).min()                    # images for a share of 1
     return deal(stock, np.floor(shares * scale + 1e-9).astype(int))   # 1e-9: 2.9999999 is 3
 
 
@@ -722,7 +729,7 @@ def test_images(dataset, domain, n):
 
 
 def decode(load, names, size, dataset):
-    """Images and labels from load(i) -> (PIL image, label), one for each of `names`
+    """Load, resize and stack the images of `names`; load(i) gives the i-th as a PIL image, and its label
     -> RGB (n, 3, size, size) uint8, labels (n,)."""
     print(f"decoding {len(names):,} images of {dataset} (once) ...", flush=True)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
@@ -833,8 +840,8 @@ class Pen:
     def uniform(self, low, high, *shape):
         return torch.rand(self.n, *shape, generator=self.rng) * (high - low) + low
 
-    def tone(self, low, high, channels=1):
-        """A grey or a colour for each image, (n, channels, 1, 1)."""
+    def per_image(self, low, high, channels=1):
+        """A random number for each image and channel, (n, channels, 1, 1): a grey, a colour, an angle."""
         return self.uniform(low, high, channels, 1, 1)
 
     def noise(self, cells, channels=1):
@@ -862,30 +869,30 @@ def draw_domain(name, n, size=32):
     dx, dy = pen.uniform(-0.15, 0.15), pen.uniform(-0.15, 0.15)
 
     if name == "plain":  # dark on paper
-        image = pen.tone(0.8, 1.0) - pen.tone(0.5, 0.8) * pen.digit(digit, 0.2, dx, dy)
+        image = pen.per_image(0.8, 1.0) - pen.per_image(0.5, 0.8) * pen.digit(digit, 0.2, dx, dy)
 
     elif name == "thin":  # thin strokes, a third of the resolution
         ink = pen.digit(digit, 0.35, dx, dy)
         thinner = -F.max_pool2d(-ink, 2, stride=1)  # the minimum of neighbours
         coarse = F.adaptive_avg_pool2d(thinner, (11, 11))
-        image = pen.tone(0.6, 0.9) - pen.tone(0.5, 0.8) * F.interpolate(coarse, size=(CANVAS, CANVAS))
+        image = pen.per_image(0.6, 0.9) - pen.per_image(0.5, 0.8) * F.interpolate(coarse, size=(CANVAS, CANVAS))
 
     elif name == "texture":  # light on gratings and noise
-        angle, wave, phase = pen.tone(0, 2 * math.pi), pen.tone(6, 20), pen.tone(0, 2 * math.pi)
+        angle, wave, phase = pen.per_image(0, 2 * math.pi), pen.per_image(6, 20), pen.per_image(0, 2 * math.pi)
         ramp = torch.linspace(-1, 1, CANVAS)
         grating = torch.sin(wave * (ramp * angle.cos() + ramp[:, None] * angle.sin()) + phase)
         ground = 0.3 + 0.15 * grating + 0.4 * pen.noise(6)
-        image = torch.lerp(ground, pen.tone(0.65, 0.95), pen.digit(digit, 0.35, dx, dy))
+        image = torch.lerp(ground, pen.per_image(0.65, 0.95), pen.digit(digit, 0.35, dx, dy))
 
     else:  # clutter: coloured, blurred, between pieces of other digits
-        ground, colour = pen.tone(0, 1, 3), pen.tone(0, 1, 3)
-        contrast = (ground - colour).mean(1, keepdim=True)  # is made at least 0.3
+        ground, colour = pen.per_image(0, 1, 3), pen.per_image(0, 1, 3)
+        contrast = (ground - colour).mean(1, keepdim=True)  # is raised to 0.3, if black and white allow it
         colour = (colour - contrast.sign() * (0.3 - contrast.abs()).clamp(min=0)).clamp(0, 1)
         image = ground + 0.35 * pen.noise(5, 3)
         for _ in range(2):
             angle = pen.uniform(0, 2 * math.pi)
             other = torch.randint(10, (n,), generator=pen.rng)
-            image.lerp_(pen.tone(0, 1, 3), 0.8 * pen.digit(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin()))
+            image.lerp_(pen.per_image(0, 1, 3), 0.8 * pen.digit(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin()))
         image.lerp_(colour, pen.digit(digit, 0.5, dx, dy, 0.65, 1.0))
         for _ in range(2):
             image = F.avg_pool2d(image, 5, 1, 2, count_include_pad=False)
@@ -935,6 +942,7 @@ class Run:
             module.load_state_dict(weights)
         self.rows = saved["rows"]
         self.write_args()
+        self.write_log()  # without the rounds after the checkpoint, which run again
         print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
         return saved["state"]
 
@@ -970,9 +978,11 @@ class Run:
         self.write_log()
 
         shown = [f"round {t:{len(str(args.rounds))}}/{args.rounds}"]
-        for prediction in sorted(scores, key=lambda prediction: prediction != self.headline):  # the headline first
-            shown.append(f"{prediction} {scores[prediction]:5.2f}")
-        if not scores:
+        if scores:
+            others = [prediction for prediction in scores if prediction != self.headline]
+            for prediction in [self.headline, *others]:
+                shown.append(f"{prediction} {scores[prediction]:5.2f}")
+        else:
             shown.append("not evaluated")
         shown.append(f"loss {row['loss']:.4f}")
         for name in extra:
@@ -1213,7 +1223,8 @@ def plot_features(groups, where, prototypes, classes, names, seed):
         z.append(extract(net, images.x[index]).cpu())
         y.append(images.y[index].cpu())
         group.append(torch.full((len(index),), g))
-    markers = dict(zip(groups, "o^DvPX<>ph8Hd"))
+    shapes = "o^DvPX<>ph8Hd"
+    markers = {name: shapes[g % len(shapes)] for g, name in enumerate(groups)}
     if prototypes is not None:
         z.append(prototypes.cpu())
         y.append(classes.cpu())
@@ -1237,9 +1248,9 @@ def plot_features(groups, where, prototypes, classes, names, seed):
     axis.set(xticks=[], yticks=[], xlabel=f"{method}; a class with few points has few test images here")
 
     colours = [axis.plot([], [], "s", color=f"C{n}", label=str(names[c])[:18])[0] for n, c in enumerate(shown)]
-    shapes = [axis.plot([], [], marker, color="black", label=name)[0] for name, marker in markers.items()]
+    handles = [axis.plot([], [], marker, color="black", label=name)[0] for name, marker in markers.items()]
     figure.legend(handles=colours, title="class", loc="outside right upper")
-    figure.legend(handles=shapes, title=where, loc="outside right lower")
+    figure.legend(handles=handles, title=where, loc="outside right lower")
     return figure
 
 
@@ -1308,14 +1319,16 @@ def compare(folders):
             continue
         seed = about.pop("seed")
         name = re.sub(rf"-s{seed}(-\d+)?$", "", folder.name)
+        run = (folder.parent, name, json.dumps(about))
         number = 1  # above 1 where the same run is there several times
-        while seed in groups.get((folder.parent, name, json.dumps(about), number), {}):
+        while seed in groups.get((*run, number), {}):
             number += 1
-        groups.setdefault((folder.parent, name, json.dumps(about), number), {})[seed] = rows
+        groups.setdefault((*run, number), {})[seed] = rows
     if not groups:
         fail("no run folders given; try: python common.py runs/*")
 
-    tables, first = {}, {}  # {data set and partition: {label of the row: {seed: rows}}}, {name: its first settings}
+    tables = {}  # {data set and partition: {label of the row: {seed: rows}}}
+    first = {}   # {(data set and partition, name): the settings that come first}
     for (parent, name, settings, number), runs in groups.items():
         about = json.loads(settings)
         setting = f"{about['dataset']}-{about['partition']}"
@@ -1359,7 +1372,8 @@ def plot_comparison(title, table):
         axis.set(title=f"by {kind}" if kind != "test" else "global model", xlabel="round",
                  ylabel="test accuracy (%)")
         for n, (name, runs) in enumerate(table.items()):
-            curves = [dict(zip(*column(rows, f"acc_{kind}"))) for rows in runs.values()]
+            score = f"acc_{kind}"
+            curves = [{row["round"]: row[score] for row in rows if score in row} for rows in runs.values()]
             shared = sorted(set.intersection(*[set(curve) for curve in curves]))
             if not shared:
                 continue
@@ -1512,14 +1526,15 @@ def check_shared_flags(args):
     require(args.rounds >= 1, "--rounds", args.rounds, "must be at least 1")
     require(args.local_epochs >= 1, "--local-epochs", args.local_epochs, "must be at least 1")
     require(1 <= args.batch_size <= 10**9, "--batch-size", args.batch_size, "must be at least 1, at most 10**9")
-    require(args.batch_size > 1 or args.model in CONVNETS, "--batch-size", args.batch_size,
+    without_batchnorm = all(name in CONVNETS for name in GROUPS.get(args.model, [args.model]))
+    require(args.batch_size > 1 or without_batchnorm, "--batch-size", args.batch_size,
             f"must be at least 2 with --model {args.model}, as BatchNorm needs two images")
     require(args.lr > 0, "--lr", args.lr, "must be above 0")
     require(0 <= args.momentum < 1, "--momentum", args.momentum, "must be in [0, 1)")
     require(0 <= args.weight_decay < 1, "--weight-decay", args.weight_decay, "must be at least 0 and below 1")
-    last = args.seed + max(1, args.trials) - 1  # scikit-learn takes no larger ones
-    require(0 <= args.seed <= last < 2**32, "--seed", args.seed, "all seeds must be in [0, 2**32 - 1]")
     require(args.trials >= 1, "--trials", args.trials, "must be at least 1")
+    last = args.seed + args.trials - 1  # scikit-learn takes no seed above 2**32 - 1
+    require(0 <= args.seed <= last < 2**32, "--seed", args.seed, "all seeds must be in [0, 2**32 - 1]")
     require(args.trials == 1 or not args.resume, "--trials", args.trials, "cannot be resumed, a single run can")
     require(args.workers >= 0, "--workers", args.workers, "must be at least 0")
     require(args.eval_every >= 1, "--eval-every", args.eval_every, "must be at least 1")
@@ -1576,7 +1591,8 @@ def parse(script, description, settings, add_flags, check, words=None):
     by_domains = (chosen.partition or preset.get("partition")) == "domain"
     if chosen.domain_clients is not None and by_domains:
         preset["clients"] = None
-    if chosen.domain_clients is None and not saved and (chosen.clients is not None or not by_domains):
+    keeps_list = chosen.domain_clients is not None or (by_domains and chosen.clients is None)
+    if not keeps_list and not saved:
         preset["domain_clients"] = None
 
     parser = make_parser(description.split("\n\n")[0])

@@ -40,6 +40,21 @@ def test_features_show_classes_with_and_without_scikit_learn(without, monkeypatc
     assert ("silhouette 0." in one.text or "silhouette -0." in one.text) != without
 
 
+def test_every_group_has_a_marker_of_its_own_name():
+    """Also where there are more groups than markers: the stars stay the server's prototypes."""
+    class Flat(torch.nn.Module):
+        def features(self, x):
+            return x.float().flatten(1)
+    y = torch.arange(4) % 2
+    x = torch.randn(15, 4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    groups = {f"domain {n}": (Flat(), common.Images(x[n], y)) for n in range(15)}
+    figure = common.plot_features(groups, "domain", torch.eye(12)[:2], torch.arange(2), ["a", "b"], 0)
+    shapes = [text.get_text() for text in figure.legends[1].get_texts()]
+    assert shapes == [*groups, "server"]
+    stars = [line for line in figure.axes[0].lines if line.get_marker() == "*" and len(line.get_xdata())]
+    assert [len(line.get_xdata()) for line in stars] == [1, 1]  # one for each class
+
+
 def test_legends_and_stars_stay_inside():
     """The largest marker and the legends are within the figure, for many runs and long names."""
     rows = [{"round": t, "accuracy": 50.0, "acc_classifier": 50.0, "acc_prototype": 40.0 + t} for t in (1, 2, 3)]

@@ -39,6 +39,21 @@ def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_pat
         check_same_ends(whole.folder, folder)
 
 
+def test_a_resumed_run_forgets_the_rounds_after_the_checkpoint(run, monkeypatch, tmp_path):
+    def dies(self, t, state):
+        if t == 3:
+            sys.exit("killed")
+        checkpoint_of_round(self, t, state)
+    checkpoint_of_round = common.Run.checkpoint
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="killed"):
+        patch.setattr(common.Run, "checkpoint", dies)
+        run("fedproto", SMALL["fedproto"], "--rounds 4 --checkpoint-every 2 --out", tmp_path / "killed")
+    folder, = (tmp_path / "killed").iterdir()
+    assert [row["round"] for row in log(folder)] == [1, 2, 3]
+    run("fedproto", "--no-plots --rounds 2 --resume", folder)
+    assert [row["round"] for row in log(folder)] == [1, 2]
+
+
 @pytest.mark.parametrize("script", ["fedsa", "fedplcc"])
 def test_a_resumed_run_can_have_more_rounds(script, run):
     words = f"{SMALL[script]} --checkpoint-every 2"

@@ -45,7 +45,7 @@ def test_rare_evaluation_changes_nothing_else(script, run):
 
 
 @pytest.mark.parametrize("words", [
-    "fedproto --distance mse --clients 1", "fedproto --aggregate uniform --batch-size 1",
+    "fedproto --distance mse --clients 1", "fedproto --aggregate uniform --model htcnn8 --batch-size 1",
     "fedproto --clients 60 --beta 9", "fedproto --batch-size 100000 --feature-dim 7",
     "fedproto --model htfe4 --momentum 0",
     "fedproto --partition domain --domain-clients plain:1,clutter:3 --domain-fraction 0.2",
@@ -170,6 +170,7 @@ BAD = {  # what the line says: command lines
     "[0, 1]": ["fedsa --alpha 2"],
     "at least 1": ["--clients 0", "--rounds -3", "--batch-size 0", "--eval-every 0", "--domain-clients plain:0",
                    "fedtgp --server-epochs 0", "fedlsa --images-per-class 0"],
+    "no client has a test image": ["--partition iid --subset 0.005"],
     "too few": ["--clients 5000", "--clients 1000000", "--subset 1e-9 --clients 20"],
     "number of classes": ["--partition missing --missing 10", "--partition pathological --classes-per-client 11"],
     "65536]": ["--feature-dim 0"],
