@@ -10,11 +10,12 @@ One round (K participants, C classes, C_k of them at client k, D features, |w| n
      Each participant sends its class means, computed with this model (Eq. 8), and its class
      counts. (The paper counts C · D here: all C means, and no class counts.)          up: C_k · (D + 1)
   2. The server averages them into the anchors (Eq. 9) and sends these.               down: D numbers per known class
-  3. Each participant trains: cross-entropy + λ · matching of features to anchors (Eqs. 2 and 10).
+  3. Each participant trains: cross-entropy + λ · matching of features to anchors (Eqs. 2 and 10). By default the
+     matching is contrastive guiding: another cross-entropy, over the cosines of a feature with all anchors.
   4. Each sends its model. The server averages the models by their numbers of images (Eq. 11).    up: |w|
   5. The global model is tested on the server's test images.
-The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, further below) needs one handshake, and sends
-the first anchors at the end of round T_s (or 1).
+The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, the function lite_round) needs one handshake a
+round. Its clients send their first class means at the end of round T_s, or of round 1 where T_s = 0.
 
 What to know before comparing numbers:
   * Each client holds out 20 % of its images for validation. We report the test accuracy of the round whose mean
@@ -113,7 +114,8 @@ def fedfm_round(net, clients, chosen, anchors, known, t, args):
 # --- client -----------------------------------------------------------------------------------------
 
 def client_update(client, anchors, known, t, args):
-    """Train the client's copy of the global model for E epochs (Eq. 10) -> Upload."""
+    """Train the client's copy of the global model for E epochs (Eq. 10) -> Upload. In FedFM-Lite it is the client's own
+    model in all rounds that do not begin with the server's."""
     if args.prox > 0:
         start = [weights.detach().clone() for weights in client.net.parameters()]
     if args.augment:
@@ -146,12 +148,12 @@ def local_loss(net, x, y, anchors, known, args):
 
 
 def contrastive_guiding(z, y, anchors, known, temperature):
-    """q_CG, Section IV-C: cross-entropy over the logits cos(z_b, a_c) / α, the mean over the samples whose class
-    has an anchor. Features are normalised as in Section VII-A, anchors as in the authors' code. The paper's s is a
-    softmax already, and L_CE(s, c) = −log s_c. F.cross_entropy takes the logits.
+    """Contrastive guiding, Section IV-C: cross-entropy over the logits cos(z_b, a_c) / α, the mean over the samples
+    whose class has an anchor. Features are normalised as in Section VII-A, anchors as in the authors' code. The paper's
+    s is a softmax already, and L_CE(s, c) = −log s_c. F.cross_entropy takes the logits.
 
     z (B, D), y (B,), anchors (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
-    has_anchor = known[y]                                             # all, but in Lite or before round T_s + 1
+    has_anchor = known[y]                                             # none in the first T_s rounds
     if not has_anchor.any():
         return z.new_zeros(())
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors, dim=1).T
@@ -160,9 +162,10 @@ def contrastive_guiding(z, y, anchors, known, temperature):
 
 
 def squared_distance(z, y, anchors, known):
-    """q_l2, Eq. 3: ‖z_b/‖z_b‖ − a_c/‖a_c‖‖² for c = y_b, the mean over the samples whose class has an anchor.
+    """Eq. 3 with both vectors normalised: ‖z_b/‖z_b‖ − a_c/‖a_c‖‖² for c = y_b, the mean over the samples whose class
+    has an anchor.
 
-    In the paper Eq. 3 does not normalise. Section VII-A normalises features; the authors' code normalises anchors, too.
+    The paper's Eq. 3 does not normalise. Section VII-A normalises features; the authors' code normalises anchors, too.
     Shapes as above -> scalar."""
     has_anchor = known[y]
     if not has_anchor.any():
@@ -190,7 +193,7 @@ def new_anchors(chosen, anchors, known, args):
     local = torch.stack([means for means, _ in replies])              # (K, C, D)
     counts = torch.stack([n for _, n in replies])                     # (K, C)
     if args.aggregate == "uniform":
-        numbers_up = local.numel()       # all C rows: for an absent class a client sends the old anchor back
+        numbers_up = local.numel()       # all C rows; for an absent class the old anchor, or zeros
     else:
         numbers_up = (counts > 0).sum() * (args.feature_dim + 1)
     anchors, known = aggregate_anchors(local, counts, anchors, known, args.aggregate)
@@ -210,8 +213,8 @@ def aggregate_anchors(local, counts, anchors, known, aggregate="weighted"):
         weights = (owned | known).float()                             # 1 for owners; for all, once there is an anchor
     total = weights.sum(0)
     mean = (local * weights[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
-    uploaded = total > 0
-    return torch.where(uploaded[:, None], mean, anchors), known | uploaded
+    has_mean = total > 0
+    return torch.where(has_mean[:, None], mean, anchors), known | has_mean
 
 
 # --- FedFM-Lite -------------------------------------------------------------------------------------
@@ -220,10 +223,10 @@ def lite_round(net, clients, chosen, anchors, known, t, args):
     """A round with one handshake (Section VI). Returns what fedfm_round returns. From round T_s on the clients send the
     class means of their local models after training. These become the anchors of the next round.
 
-    The paper says that models travel every a rounds. Here rounds 1, a + 1, ... begin by sending the model to all
-    clients. Rounds a, 2a, ... and the last end by averaging the participants' models. In between clients keep their
-    models, and the global one does not change. As the last round is special, a run that is resumed to more --rounds
-    differs from one that had them from the start."""
+    The paper says that models travel every a rounds. Here the server sends the model to all clients at the beginning of
+    rounds 1, a + 1, ... It averages the participants' models at the end of rounds a, 2a, ... and of the last round. In
+    between clients keep their models, and the global one does not change. As the last round is special, a run that is
+    resumed to more --rounds differs from one that had them from the start."""
     net_size = model_size(net)
     up, down = 0, len(chosen) * known.sum() * args.feature_dim
     if (t - 1) % args.model_every == 0:

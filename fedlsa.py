@@ -7,7 +7,7 @@ averaged classifier must tell them apart, and they must keep away from each othe
 gather their features, also on the sphere, around the anchor of their class.
 
 One round (K participants, C classes, L features, |w| numbers in the model):
-  1. The server trains the anchors against the frozen global classifier for E_s steps (Eqs. 3-5).
+  1. The server trains the anchors against the frozen global classifier for E_s epochs of one step (Eqs. 3-5).
   2. It sends the model and the anchors to each participant.                           down: |w| + C · L numbers
   3. Each participant trains the model: cross-entropy (Eq. 9) + λ · compactness (Eq. 8), together Eq. 10.
   4. Each sends its model. The server averages the models by their numbers of images.  up: |w|
@@ -21,12 +21,14 @@ What to know before comparing numbers; the paper does not settle these (we lack 
   * Office's and PACS's ten clients are dealt over the domains in alphabetical order: 3, 3, 2, 2.
   * The paper names two values each of α, λ and τ. We take the first ones for digits, the second for office and PACS.
   * The paper does not name the round of its numbers. We compare them with the final one.
+In two places we leave its equations: anchors have length 1, and in Eq. 4 τ stands inside the exponential.
 Everything else that differs from the paper, and its published rows: .github/papers/fedlsa.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
     python fedlsa.py --dataset digits                         Table 2 (a folder with mnist, usps, svhn, syn)
-    python fedlsa.py --alpha 0                                anchors are not pushed apart
-    python fedlsa.py --lam 0                                  FedAvg with features of length 1 (the paper's may differ)
+    python fedlsa.py --compactness l2                         an ablation of Table 4, on glyphs
+    python fedlsa.py --alpha 0                                anchors are trained by Eq. 3 alone
+    python fedlsa.py --lam 0                                  FedAvg on the sphere (the paper's may be without it)
 """
 
 import math
@@ -56,7 +58,7 @@ def main(args):
 
     # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="test", modules=[net, anchor_net])
-    anchors = torch.zeros(C, L, device=args.device)                   # a place for them; each round computes new ones
+    anchors = torch.zeros(C, L, device=args.device)                   # until the first round trains some
     anchors = run.resume(anchors)                                     # with --resume: those of the checkpoint
 
     for t in run.rounds():
@@ -81,10 +83,7 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down, **extra)
         run.checkpoint(t, anchors)
 
-    shown = {}
-    if args.lam > 0:
-        shown = dict(prototypes=anchors)
-    draw_pictures(run, data, clients, net=net, tests=tests, **shown)
+    draw_pictures(run, data, clients, prototypes=anchors if args.lam > 0 else None, net=net, tests=tests)
     return summarize(run)
 
 
@@ -93,8 +92,8 @@ def main(args):
 class SphereNet(Net):
     """h = nor(φ(ψ(x))): features lie on the unit sphere. (B, ...) -> (B, L).
 
-    In lsa_cnn the projector φ is the last linear layer of its extractor. Other models have none: their features are
-    pooled to L."""
+    nor divides by the length. The encoder ψ and the projector φ are in Net.features: in lsa_cnn φ is the extractor's
+    last linear layer. Other models have no projector, and Net.features brings what they have to L values."""
 
     def features(self, x):
         return F.normalize(super().features(x), dim=1)
@@ -137,8 +136,9 @@ def compactness(h, y, anchors, tau, kind="vmf"):
 class AnchorNet(nn.Module):
     """A = nor(Θ(R)) (C, L): R (C, 512) and the two layers of Θ are trainable.
 
-    In the paper A = Θ(R). We normalise: its rows are the means of Eq. 6's distribution on the sphere. Our choices are
-    R ~ N(0, I), the ReLU and the width 512, which in the paper is the encoder's (as it is in lsa_cnn)."""
+    In the paper A = Θ(R). We normalise: its rows are the means of Eq. 6's distribution on the sphere. In the paper R
+    has as many columns as the encoder has outputs: 512 in lsa_cnn, and here with every model. That R is drawn from the
+    standard normal distribution, the ReLU and the hidden width are our choices."""
 
     def __init__(self, C, L):
         super().__init__()
@@ -150,7 +150,8 @@ class AnchorNet(nn.Module):
 
 
 def server_update(anchor_net, classifier, args):
-    """Train the anchors for E_s steps against the frozen global classifier (Eq. 5) -> A (C, L), the last loss.
+    """Train the anchors for E_s steps against the frozen global classifier (Eq. 5) -> A (C, L), the last
+    step's loss.
 
     In the first round that is the initial classifier. The paper's Algorithm 1 has one learning rate, so the server
     trains with the clients' SGD; its momentum starts at zero in each round. A step takes all C anchors."""
@@ -175,7 +176,8 @@ def anchor_classification(anchors, weight, bias):
 def anchor_separation(anchors, tau):
     """L_SEP, Eq. 4: the mean over i of log( 1/(C − 1) Σ_{j≠i} exp(a_i · a_j / τ) ).
 
-    In the paper τ stands outside the exponential, where it would be a constant. anchors (C, L) -> scalar."""
+    In the paper τ divides the exponential, so it only adds the constant −log τ and has no gradient. anchors (C, L) ->
+    scalar."""
     C = len(anchors)
     if C == 1:
         return anchors.new_zeros(())

@@ -135,7 +135,7 @@ def weighted_mean(local, counts, aggregate="weighted"):
     """Eq. 3: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over this round's participants. "uniform": every owner counts once.
 
     In the paper the sum runs over all clients that have class c, and there is a further factor: one over the number of
-    these clients. It would divide each prototype by the number of its owners.
+    these clients. It would divide each prototype by the number of its owners, so we leave it out.
     local (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     weights = counts
     if aggregate == "uniform":

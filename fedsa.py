@@ -14,7 +14,7 @@ One round (K participants, C classes, C_i of them at client i, D features):
   3. Each sends the class means of its features (Eq. 2) and its class counts.          up: C_i · (D + 1)
   4. The server averages them by the counts (Eq. 3) and moves the anchors towards the mean (Eq. 10).
   5. Every client's model, participant or not, is tested on its own test images: by its classifier, and by the
-     nearest new anchor. Sending the new anchors for this test is not counted.
+     nearest new anchor (printed as "prototype"). Sending the new anchors for this test is not counted.
 
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper; for FedSA it matters little).
@@ -96,7 +96,8 @@ def client_update(client, anchors, t, args):
     """Train the client's own model for E epochs (Eq. 9) -> Upload.
 
     d* is the larger of two margins: the anchors', and that of the client's class means. The paper says only that a
-    client "first" computes its class means. We take those before training: of its last upload, or its first model."""
+    client "first" computes its class means. We take those before training. They are those of its last upload, as its
+    model has not changed since, or of its first model."""
     before, counts = class_means(client.net, client.train)
     local_margin = average_margin(before[counts > 0], args.margin)                         # Eq. 6
     global_margin = average_margin(anchors, args.margin)
@@ -128,8 +129,8 @@ def local_loss(net, x, y, anchors, margin, args):
 
 
 def regularization(z, y, anchors, distance="euclidean"):
-    """L_R, Eq. 5: the mean of d(z_b, Ā^{y_b}) over the batch. In the paper it is a sum over a client's class means;
-    we take each sample. So ours is about C_i times smaller. z (B, D), y (B,), anchors (C, D) -> scalar."""
+    """L_R, Eq. 5: the mean of d(z_b, Ā^{y_b}) over the samples of a batch. In the paper it is a sum over the C_i class
+    means of a client, so it is about C_i times larger. z (B, D), y (B,), anchors (C, D) -> scalar."""
     difference = z - anchors[y]
     if distance == "euclidean":
         return difference.norm(dim=1).mean()
@@ -173,7 +174,7 @@ def make_anchors(C, D, projection="linear"):
     layer stays random, as the paper has no loss for it, and Eq. 10 moves its output.
     projection "linear"  one linear layer
                "mlp"     linear, BatchNorm, ReLU, twice, as in the authors' code: anchors are ≥ 0, as features are
-               "none"    A itself (ablation without ER)"""
+               "none"    A itself (an ablation of Table 4)"""
     anchors = torch.randn(C, D)
     if projection == "linear":
         anchors = nn.Linear(D, D)(anchors)
@@ -188,7 +189,7 @@ def weighted_mean(local, counts):
     """Eq. 3: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over this round's participants.
 
     In the paper the sum runs over all clients that have class c, and there is a further factor: one over the number of
-    these clients. It would divide each prototype by the number of its owners.
+    these clients. It would divide each prototype by the number of its owners, so we leave it out.
     local (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
     mean = (local * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
@@ -248,14 +249,15 @@ def add_flags(group):
     group.add_argument("--lam-r", type=float,
                        help="λ1 in Eq. 9, weight of the distance to the anchor (Eq. 5); the authors' code: 10")
     group.add_argument("--lam-mcl", type=float,
-                       help="λ2 in Eq. 9, weight of the contrast (Eq. 7); without it 0.01, and 1 for a group of models")
+                       help="λ2 in Eq. 9, weight of the contrast (Eq. 7); default: 0.01, for a group of models 1")
     group.add_argument("--lam-cc", type=float,
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors (Eq. 8)")
     group.add_argument("--alpha", type=float, help="α in Eq. 10, the share of an anchor that stays in a round")
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="d in Eq. 5; the authors' code: mse, the mean squared error")
     group.add_argument("--margin", choices=["average", "nearest"],
-                       help="d*: Eq. 6, or the mean distance to the nearest other class, as in the authors' code")
+                       help="both margins of d*: Eq. 6, or the mean distance to the nearest other class, as in the "
+                            "authors' code")
     group.add_argument("--projection", choices=["linear", "mlp", "none"],
                        help="embedding layer of the anchors; the authors' code: mlp; none: without it (an ablation)")
 
