@@ -20,7 +20,7 @@ def read(folder):
     if not found:
         return None
     with open(found[0] / "log.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["accuracy"] != "nan"]
+        rows = [row for row in csv.DictReader(file) if row["accuracy"] not in ("", "nan")]
     log = {kind: {int(row["round"]): float(row[f"acc_{kind}"]) for row in rows if row["round"] != "0"}
            for kind in ("classifier", "prototype")}  # of FedSA: "prototype" is by the nearest anchor
     return log if ROUNDS in log["classifier"] else None
