@@ -15,7 +15,7 @@ def draw(axis, curves, name):
     label = f"{name.replace('`', '')} ({len(curves)} seed{'s' * (len(curves) > 1)})"
     axis.plot(rounds, [sum(column) / len(column) for column in columns], color=COLOURS[name], label=label)
     lowest, highest = map(min, columns), map(max, columns)
-    axis.fill_between(rounds, list(lowest), list(highest), color=COLOURS[name], alpha=0.15, lw=0)
+    axis.fill_between(rounds, list(lowest), list(highest), color=COLOURS[name], alpha=0.12, lw=0)
 
 
 figure, axes = plt.subplots(2, 2, figsize=(11, 9), layout="constrained", sharex=True)

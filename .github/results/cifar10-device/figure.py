@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 HERE = Path(__file__).parent
+ROUNDS = 1000
 OURS = [  # log, label, colour, line
     ("fedproto-off-s0", "fedproto.py --lam 0: no guidance", "grey", "-"),
     ("fedproto-s0", "fedproto.py", "C0", "-"),
@@ -42,11 +43,11 @@ def read(log):
 
 
 figure = plt.figure(figsize=(11, 13), layout="constrained")
-PARTS = [  # heading, lines, last round, lowest accuracy left and right, stars
-    ("These scripts", OURS, 1000, (76, 60), PAPER),
-    ("These scripts, partition and settings of the authors' code", AUTHORS, 1000, (76, 60), PAPER),
-    ("Published code, beside these scripts with its settings", THEIRS, 300, (76, 35), {})]
-for part, (heading, lines, last, lowest, stars) in zip(figure.subfigures(len(PARTS), 1), PARTS):
+PARTS = [  # heading, lines, lowest accuracy left and right, stars
+    ("These scripts", OURS, (76, 60), PAPER),
+    ("These scripts, partition and settings of the authors' code", AUTHORS, (76, 60), PAPER),
+    ("Published code, beside these scripts with its settings", THEIRS, (76, 35), {"FedSA": PAPER["FedSA"]})]
+for part, (heading, lines, lowest, stars) in zip(figure.subfigures(len(PARTS), 1), PARTS):
     part.suptitle(heading)
     axes = part.subplots(1, 2)
     for log, label, colour, line in lines:
@@ -57,8 +58,8 @@ for part, (heading, lines, last, lowest, stars) in zip(figure.subfigures(len(PAR
     for axis, title, bottom in zip(axes, titles, lowest):
         for name, (accuracy, colour) in stars.items():
             label = f"the paper's {name}"
-            axis.plot(last, accuracy, "*", color=colour, markersize=12, clip_on=False, label=label)
-        axis.set(title=title, xlabel="round", xlim=(0, last), ylim=(bottom, 90))
+            axis.plot(ROUNDS, accuracy, "*", color=colour, markersize=12, clip_on=False, label=label)
+        axis.set(title=title, xlabel="round", xlim=(0, ROUNDS), ylim=(bottom, 90))
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("accuracy on own test images (%)")
     part.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False,
