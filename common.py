@@ -688,6 +688,8 @@ def image_folder(folder, size):
     """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
     paths, class_names, domain_names, test = [], [], [], []
     for place in domain_folders(folder):
+        if place != folder and place.name in ("test", "validation"):  # the names of two columns in log.csv
+            exit_without_data(folder, f"{place.name}/ is there, but no train/")
         has_parts = (place / "train").is_dir()
         for part in ["train", "test"] if has_parts else [""]:
             if not any((place / part).glob("*/*")):
@@ -1518,6 +1520,9 @@ def check_shared_flags(args):
         require(n >= 1, "--domain-clients", n, "a domain needs at least 1 client")
     require(not args.domain_clients or args.partition == "domain", "--domain-clients", args.domain_clients,
             f"has no meaning with --partition {args.partition}")
+    if args.domain_clients and args.clients is not None:
+        n = sum(args.domain_clients.values())
+        require(args.clients == n, "--clients", args.clients, f"--domain-clients has {n} of them")
     require(args.domain_fraction is None or 0 < args.domain_fraction <= 1, "--domain-fraction",
             args.domain_fraction, "must be in (0, 1]; for a number of images there is --images-per-class")
     require(args.images_per_class is None or args.images_per_class >= 1, "--images-per-class",

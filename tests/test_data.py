@@ -68,6 +68,18 @@ def test_a_folder_is_read_resized_and_converted(tmp_path):
     assert load(tmp_path, "mine", image_size=16).x.shape[2:] == (16, 16)
 
 
+@pytest.mark.parametrize("names,stops", [("training test", True), ("training validation", True), ("one two", False)])
+def test_a_division_of_images_is_not_taken_for_domains(tmp_path, names, stops):
+    for name in names.split():
+        picture(tmp_path / "mine" / name / "a" / "x.png")
+    if not stops:
+        assert load(tmp_path, "mine").domains == names.split()
+        return
+    with pytest.raises(SystemExit) as stop:
+        load(tmp_path, "mine")
+    assert f"{names.split()[1]}/ is there, but no train/" in str(stop.value) and "wanted: " in str(stop.value)
+
+
 def test_rows_columns_and_channels_stay_what_they_are(tmp_path):
     """Images that lie on their side, or blue for red."""
     image = Image.new("RGB", (32, 32))

@@ -186,6 +186,7 @@ BAD = {  # what the line says: command lines
     "unrecognized": ["--none 1", "--lam-mcl 1"],
     "plain, thin, texture, clutter": ["--partition domain --domain-clients nowhere:1"],
     "no meaning": ["--domain-clients plain:1"],
+    "--clients 2: --domain-clients has 3 of them": ["--partition domain --domain-clients plain:1,thin:2 --clients 2"],
     "without --lite": ["fedfm --model-every 2"],
     "needs --clients": ["fedlsa --partition iid"],
     "letters": ["--name a/b"],
