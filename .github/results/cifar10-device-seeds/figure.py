@@ -8,26 +8,29 @@ COLOURS = dict(zip((name for name, _ in ROWS), ("grey", "C0", "C2", "C3", "C1"))
 PAPER = {"FedProto": (87.49, "C0"), "FedTGP": (87.98, "C2"), "FedSA": (88.78, "C1")}  # FedSA Table 1
 
 
-def draw(axis, curves, name):
-    """The mean of curves {round: value}, and a band from the lowest to the highest."""
+def draw(axis, curves, name, band):
+    """The mean of curves {round: value}; with band, from the lowest to the highest, too."""
     rounds = sorted(curves[0])
     columns = [[curve[t] for curve in curves] for t in rounds]
     label = f"{name.replace('`', '')} ({len(curves)} seed{'s' * (len(curves) > 1)})"
     axis.plot(rounds, [sum(column) / len(column) for column in columns], color=COLOURS[name], label=label)
-    lowest, highest = map(min, columns), map(max, columns)
-    axis.fill_between(rounds, list(lowest), list(highest), color=COLOURS[name], alpha=0.12, lw=0)
+    if band:
+        lowest = [min(column) for column in columns]
+        highest = [max(column) for column in columns]
+        axis.fill_between(rounds, lowest, highest, color=COLOURS[name], alpha=0.15, lw=0)
 
 
 figure, axes = plt.subplots(2, 2, figsize=(11, 9), layout="constrained", sharex=True)
 kinds = {"classifier": "by classifier", "prototype": "by nearest prototype; FedSA by nearest anchor"}
 for (kind, title), (above, below) in zip(kinds.items(), axes.T):
     for name, runs in logs.items():
-        draw(above, [log[kind] for log in runs.values()], name)
+        # The range of accuracies is that of the divisions, equal for all rows: it is in the leads that bands say something.
+        draw(above, [log[kind] for log in runs.values()], name, band=False)
         # Both leads are over the classifier: without guidance the server's means are no prediction to be measured by.
         leads = [{t: log[kind][t] - alone[seed]["classifier"][t] for t in log[kind]}
                  for seed, log in runs.items() if seed in alone]
         if leads:
-            draw(below, leads, name)
+            draw(below, leads, name, band=True)
     for name, (accuracy, colour) in PAPER.items():
         above.plot(ROUNDS, accuracy, "*", color=colour, markersize=12, clip_on=False, label=f"the paper's {name}")
     below.axhline(0, color="grey", lw=1)

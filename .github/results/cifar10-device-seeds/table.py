@@ -10,7 +10,7 @@ ROWS = [  # name in the table, folder of a seed
     ("`fedproto.py --lam 0`: no guidance", "fedproto-off-s{}"),
     ("`fedproto.py`", "fedproto-s{}"),
     ("`fedtgp.py`", "fedtgp-s{}"),
-    ("`fedsa.py`, the paper's letter", "fedsa-letter-s{}"),
+    ("`fedsa.py`: the paper's equations", "fedsa-letter-s{}"),
     ("`fedsa.py --distance mse --lam-r 10 --projection mlp`", "fedsa-s{}")]
 
 

@@ -12,21 +12,21 @@ OURS = [  # log, label, colour, line
     ("fedproto-off-s0", "fedproto.py --lam 0: no guidance", "grey", "-"),
     ("fedproto-s0", "fedproto.py", "C0", "-"),
     ("fedtgp-s0", "fedtgp.py", "C2", "-"),
-    ("fedsa-s0", "fedsa.py --distance mse --lam-r 10 --projection mlp", "C1", "-"),
-    ("fedsa-mcl1-s0", "the same with --lam-mcl 1", "C1", "--"),
-    ("../cifar10-device-seeds/fedsa-letter-s0", "fedsa.py, the paper's letter", "C3", "-")]
+    ("fedsa-s0", "fedsa.py F", "C1", "-"),
+    ("fedsa-mcl1-s0", "fedsa.py F --lam-mcl 1", "C1", "--"),
+    ("../cifar10-device-seeds/fedsa-letter-s0", "fedsa.py", "C3", "-")]
 AUTHORS = [
     ("fedproto-partition-s0", "fedproto.py, the partition only", "C0", "--"),
-    ("fedproto-theirs-s0", "fedproto.py", "C0", "-"),
-    ("fedtgp-theirs-s0", "fedtgp.py", "C2", "-"),
-    ("fedsa-theirs-s0", "fedsa.py --distance mse --lam-r 10 --projection mlp", "C1", "-")]
+    ("fedproto-theirs-s0", "fedproto.py, settings of its code", "C0", "-"),
+    ("fedtgp-theirs-s0", "fedtgp.py, settings of its code", "C2", "-"),
+    ("fedsa-theirs-s0", "fedsa.py F --batches fixed", "C1", "-")]
 THEIRS = [
     ("htfllib-fedproto-s0.log", "FedProto in HtFLlib", "C0", "-"),
     ("fedproto-htfllib-s0", "fedproto.py, its settings", "C0", "--"),
     ("htfllib-fedtgp-s0.log", "FedTGP in HtFLlib", "C2", "-"),
     ("fedtgp-htfllib-before-s0", "fedtgp.py, its settings, --uploads before", "C2", "--"),
     ("fedsa-official-s0.log", "FedSA, its authors' code", "C1", "-"),
-    ("fedsa-fixed-s0", "fedsa.py with their flags, but Eq. 6", "C1", "--")]
+    ("fedsa-fixed-s0", "fedsa.py F --batches fixed", "C1", "--")]
 PAPER = {"FedProto": (87.49, "C0"), "FedTGP": (87.98, "C2"), "FedSA": (88.78, "C1")}  # FedSA Table 1
 
 
