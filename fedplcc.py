@@ -3,7 +3,9 @@ with Convergent Clusters). Kuang, Guo, Liang, Zhang. 2024. Builds on FedPLVM and
 
 One prototype for each class cannot stand for several domains. If a class has many prototypes and all count equally,
 a cluster of a few outliers has as much say as a large one. FedPLCC clusters the features of a class with FINCH, first
-at each client, then over all clients. A cluster's mean is a prototype, weighted by the number of samples in it.
+at each client, then over all clients. FINCH links each vector to its nearest one, takes connected vectors as a
+cluster, and goes on with the clusters' means. It asks for no number of clusters. A cluster's mean is a prototype,
+weighted by the number of samples in it.
 L_contra contrasts features with all prototypes. L_corr draws them only to those of their class with the largest
 *weighted* similarity, so domains may keep clusters of their own.
 
@@ -18,13 +20,13 @@ One round (K participants, D features, J_k clusters at client k, G at the server
 
 What to know before comparing numbers:
   * Eq. 5 is a sum over images in the paper, Eqs. 6 and 8 stand for one image. We take means over the batch. If the
-    paper sums Eq. 5 and averages the others, our λ1 and λ2 are too large, and our learning rate is too small, by a
-    factor of the batch size, or of a client's number of images. This is the largest open question.
+    paper sums Eq. 5 over B images, a batch or all of a client's, and averages the others, then what it does is λ / B
+    and B · lr here. If it sums all three, only the learning rate differs. This is the largest open question.
   * E is called epochs in Table I, and "E = 10 iterations" in the text. We train 10 epochs, some 100 iterations.
   * τ is 0.07 in the paper's settings. Its ablation calls 0.55 optimal and "lower than" 0.07; perhaps 0.055 is meant.
-  * Batch size, image size, input normalisation and ResNet10's first layer are not in the paper, nor are the ten classes
-    of DomainNet: it takes FedPCL's without naming them, we take those of the folder. Ours are 32, 64 pixels,
-    (x − 0.5) / 0.5, and torchvision's 7x7 with stride 2.
+  * Batch size, image size, input normalisation and ResNet10's first layer are not in the paper. Ours are 32,
+    64 pixels, (x − 0.5) / 0.5, and torchvision's 7x7 with stride 2.
+  * The paper takes FedPCL's ten classes of DomainNet without naming them. We take those of the folder.
   * Nor does it say which of FINCH's partitions and which distance to take (ours: cosine), and how to average in a
     cluster: see `finch`.
   * Compare published numbers with the final round, since Algorithm 1 returns the last model.
@@ -34,7 +36,7 @@ Everything else that differs from the paper, and its published rows: .github/pap
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset digit5                             Table II (office: III, domainnet: IV)
     python fedplcc.py --lam-contra 0 --lam-corr 0                  FedAvg
-    python fedplcc.py --uniform-weights --phi 1 --alpha 0.25       closest to FedPLVM's loss
+    python fedplcc.py --uniform-weights --phi 1 --alpha 0.25       FedPLVM's weights and exponent
 """
 
 from typing import NamedTuple
@@ -50,7 +52,7 @@ from common import (Run, average, build_net, class_means, draw_pictures, evaluat
 class Clusters(NamedTuple):
     vectors: torch.Tensor  # (J, D) means of clusters
     classes: torch.Tensor  # (J,) the class of each
-    sizes: torch.Tensor    # (J,) how many images are in each
+    sizes: torch.Tensor    # (J,) how many images are in each, W_local of Eq. 9
 
 
 class Prototypes(NamedTuple):
@@ -165,7 +167,7 @@ def correlation(s, y, classes, weights, phi):
         return s.new_zeros(())
     weighted = s * weights * own                                      # s > 0, so other classes come last with 0
     ranked = weighted.sort(1, descending=True).values
-    kept = (phi * own.sum(1).double() - 1e-9).ceil()                  # ⌈φ |G^y|⌉; in floats 0.07 * 100 = 7.0...01
+    kept = (phi * own.sum(1).double() - 1e-9).ceil()                  # ⌈φ |G^y|⌉; in floats 0.07 * 100 is above 7
     rank = torch.arange(len(weights), device=s.device)
     correlated = (ranked * (rank < kept[:, None])).sum(1)
     return -correlated[has_prototype].mean()
@@ -286,12 +288,12 @@ BASE = dict(                # from the paper, where no comment says otherwise
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,
-    lam_contra=1.0,
+    lam_contra=1.0,         # the paper's for DomainNet
     lam_corr=10.0,          # in the paper λ2 = 10 λ1
     phi=0.5,
     tau=0.07,
     alpha=0.5,
-    finch_level="last",
+    finch_level="last",     # not in the paper: from FedPLVM's code
     local_prototypes="finch",
 )
 SETTINGS = {
