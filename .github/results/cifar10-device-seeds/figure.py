@@ -40,7 +40,7 @@ for (kind, title), (above, below) in zip(kinds.items(), axes.T):
         axis.grid(alpha=0.25)
 axes[0, 0].set(ylim=(76, 90), ylabel="accuracy on own test images (%)")
 axes[0, 1].set(ylim=(60, 90))
-axes[1, 0].set(ylim=(-1, 3), ylabel="lead over a classifier without guidance,\nsame seed (points)")
+axes[1, 0].set(ylim=(-0.5, 2.5), ylabel="lead over a classifier without guidance,\nsame seed (points)")
 axes[1, 1].set(ylim=(-12, 3))
 handles = axes[0, 0].get_legend_handles_labels()
 figure.legend(*handles, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
