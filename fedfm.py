@@ -14,8 +14,10 @@ One round (K participants, C classes, C_k of them at client k, D features, |w| n
      matching is contrastive guiding: another cross-entropy, over the cosines of a feature with all anchors.
   4. Each sends its model. The server averages the models by their numbers of images (Eq. 11).    up: |w|
   5. The global model is tested on the server's test images.
-The first T_s rounds are FedAvg: no anchors travel. FedFM-Lite (--lite, the function lite_round) needs one handshake a
-round. Its clients send their first class means at the end of round T_s, or of round 1 where T_s = 0.
+In the first T_s rounds nothing is matched and no anchors travel. So they are FedAvg; with --lite and --model-every a,
+models are averaged in every a-th round only. FedFM has two exchanges in a round, steps 1 and 2, then 3 and 4.
+FedFM-Lite (--lite, the function lite_round) has one. Its clients send class means of their trained models at the end of
+a round, from round T_s on, or from round 1 where T_s = 0. They are the next round's anchors.
 
 What to know before comparing numbers:
   * Each client holds out 20 % of its images for validation. We report the test accuracy of the round whose mean
@@ -24,8 +26,8 @@ What to know before comparing numbers:
     these, but T_s = 0 for data sets with domains.
   * Features and anchors are normalised before matching, the latter as in the authors' code. That anchors
     are computed in eval mode and from images without augmentation is our choice.
-  * NIID-1 is Dirichlet with a cap, as in the authors' code: who already has an equal share of all images gets nothing
-    of the classes that follow.
+  * NIID-1 is Dirichlet with a cap, as in the authors' code: a client that already has an equal share of all images gets
+    nothing of the classes that follow.
   * Input normalisation (except CINIC-10's), CIFAR-100's augmentation and NIID-2's dominant share are from the authors'
     code (github.com/rui-ye/FedFM).
 Everything else that differs from the paper, and its published rows: .github/papers/fedfm.md.
@@ -150,10 +152,10 @@ def local_loss(net, x, y, anchors, known, args):
 def contrastive_guiding(z, y, anchors, known, temperature):
     """Contrastive guiding, Section IV-C: cross-entropy over the logits cos(z_b, a_c) / α, the mean over the samples
     whose class has an anchor. Features are normalised as in Section VII-A, anchors as in the authors' code. The paper's
-    s is a softmax already, and L_CE(s, c) = −log s_c. F.cross_entropy takes the logits.
+    s is a softmax already, so L_CE(s, c) = −log s_c. F.cross_entropy applies that softmax itself to the logits.
 
     z (B, D), y (B,), anchors (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
-    has_anchor = known[y]                                             # none in the first T_s rounds
+    has_anchor = known[y]                                             # up to T_s none; later all, in Lite perhaps some
     if not has_anchor.any():
         return z.new_zeros(())
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors, dim=1).T
@@ -204,7 +206,8 @@ def aggregate_anchors(local, counts, anchors, known, aggregate="weighted"):
     """Eq. 9: a_c = Σ_k n_kc a_kc / Σ_k n_kc. A class that nobody has keeps its anchor.
 
     "uniform" (Section VII-D): the plain mean over all participants. A client that lacks the class contributes the old
-    anchor; in a real system it would fill that in itself. Before a class has an anchor only its owners count.
+    anchor. Here the server puts it in; in a real system the client would send it. Before a class has an anchor only its
+    owners count.
     local (K, C, D), counts (K, C), anchors (C, D), known (C,) bool -> new anchors, known."""
     weights = counts.float()
     if aggregate == "uniform":

@@ -7,7 +7,7 @@ averaged classifier must tell them apart, and they must keep away from each othe
 gather their features, also on the sphere, around the anchor of their class.
 
 One round (K participants, C classes, L features, |w| numbers in the model):
-  1. The server trains the anchors against the frozen global classifier for E_s epochs of one step (Eqs. 3-5).
+  1. The server trains the anchors against the frozen global classifier in E_s steps on all anchors (Eqs. 3-5).
   2. It sends the model and the anchors to each participant.                           down: |w| + C · L numbers
   3. Each participant trains the model: cross-entropy (Eq. 9) + λ · compactness (Eq. 8), together Eq. 10.
   4. Each sends its model. The server averages the models by their numbers of images.  up: |w|
@@ -21,7 +21,8 @@ What to know before comparing numbers; the paper does not settle these (we lack 
   * Office's and PACS's ten clients are dealt over the domains in alphabetical order: 3, 3, 2, 2.
   * The paper names two values each of α, λ and τ. We take the first ones for digits, the second for office and PACS.
   * The paper does not name the round of its numbers. We compare them with the final one.
-In two places we leave its equations: anchors have length 1, and in Eq. 4 τ stands inside the exponential.
+We change two of its equations. Anchors have length 1, as Eq. 6 needs. In Eq. 4 τ divides a_i · a_j: outside the
+exponential, as printed, it has no gradient. This makes the gradient larger, so our α is not quite the paper's.
 Everything else that differs from the paper, and its published rows: .github/papers/fedlsa.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -153,8 +154,8 @@ def server_update(anchor_net, classifier, args):
     """Train the anchors for E_s steps against the frozen global classifier (Eq. 5) -> A (C, L), the last
     step's loss.
 
-    In the first round that is the initial classifier. The paper's Algorithm 1 has one learning rate, so the server
-    trains with the clients' SGD; its momentum starts at zero in each round. A step takes all C anchors."""
+    In the first round that is the classifier before any training. The paper's Algorithm 1 has one learning rate, so the
+    server trains with the clients' SGD; its momentum starts at zero in each round. A step takes all C anchors."""
     weight, bias = classifier.weight.detach(), classifier.bias.detach()
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
