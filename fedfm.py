@@ -17,7 +17,7 @@ One round (K participants, C classes, C_k of them at client k, D features, |w| n
 In the first T_s rounds nothing is matched and no anchors travel. So they are FedAvg; with --lite and --model-every a,
 models are averaged in every a-th round only. FedFM has two exchanges in a round, steps 1 and 2, then 3 and 4.
 FedFM-Lite (--lite, the function lite_round) has one. Its clients send class means of their trained models at the end of
-a round, from round T_s on, or from round 1 where T_s = 0. They are the next round's anchors.
+a round, from round T_s on, or from round 1 where T_s = 0. The server averages them into the next anchors.
 
 What to know before comparing numbers:
   * Each client holds out 20 % of its images for validation. We report the test accuracy of the round whose mean

@@ -20,15 +20,15 @@ One round (K participants, D features, J_k clusters at client k, G at the server
 
 What to know before comparing numbers:
   * Eq. 5 is a sum over images in the paper, Eqs. 6 and 8 stand for one image. We take means over the batch. If the
-    paper sums Eq. 5 over B images, a batch or all of a client's, and averages the others, then what it does is λ / B
-    and B · lr here. If it sums all three, only the learning rate differs. This is the largest open question.
+    paper sums Eq. 5 over B images, a batch or all of a client's, and averages the others, then its λ and learning
+    rate are our λ / B and B · lr. If it sums all three, only the learning rate differs. This is the largest open question.
   * E is called epochs in Table I, and "E = 10 iterations" in the text. We train 10 epochs, some 100 iterations.
   * τ is 0.07 in the paper's settings. Its ablation calls 0.55 optimal and "lower than" 0.07; perhaps 0.055 is meant.
   * Batch size, image size, input normalisation and ResNet10's first layer are not in the paper. Ours are 32,
     64 pixels, (x − 0.5) / 0.5, and torchvision's 7x7 with stride 2.
   * The paper takes FedPCL's ten classes of DomainNet without naming them. We take those of the folder.
-  * Nor does it say which of FINCH's partitions and which distance to take (ours: cosine), and how to average in a
-    cluster: see `finch`.
+  * The paper does not say which of FINCH's partitions and which distance to take (ours: cosine), nor how to average
+    in a cluster: see `finch`.
   * Compare published numbers with the final round, since Algorithm 1 returns the last model.
 The loss can fall below 0, as L_corr is minus a similarity.
 Everything else that differs from the paper, and its published rows: .github/papers/fedplcc.md.

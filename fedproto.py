@@ -16,7 +16,7 @@ One round (K participants, C classes, C_i of them at client i, D features):
 
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper). With others for each client,
-    prediction by prototype is far worse: 26.8 % instead of 65.6 % at round 100 of the run on CIFAR-10 (JPEG) below.
+    prediction by prototype is far worse: 26.8 % instead of 65.6 % at round 100 on CIFAR-10 (JPEG) as below, seed 0.
   * In a Dirichlet partition a client that already has an equal share of all images gets nothing of the classes that
     follow (PFLlib's rule).
   * A client has images of few classes. Compare with the printed baseline, always answering its most frequent class.

@@ -24,7 +24,7 @@ figure, axes = plt.subplots(2, 2, figsize=(11, 9), layout="constrained", sharex=
 kinds = {"classifier": "by classifier", "prototype": "by nearest prototype; FedSA by nearest anchor"}
 for (kind, title), (above, below) in zip(kinds.items(), axes.T):
     for name, runs in logs.items():
-        # The range of accuracies is that of the divisions, equal for all rows: it is in the leads that bands say something.
+        # The spread of the divisions would hide these lines. The leads are free of it, so they have bands.
         draw(above, [log[kind] for log in runs.values()], name, band=False)
         # Both leads are over the classifier: without guidance the server's means are no prediction to be measured by.
         leads = [{t: log[kind][t] - alone[seed]["classifier"][t] for t in log[kind]}
