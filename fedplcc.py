@@ -21,7 +21,8 @@ One round (K participants, D features, J_k clusters at client k, G at the server
 What to know before comparing numbers:
   * Eq. 5 is a sum over images in the paper, Eqs. 6 and 8 stand for one image. We take means over the batch. If the
     paper sums Eq. 5 over B images, a batch or all of a client's, and averages the others, then its λ and learning
-    rate are our λ / B and B · lr. If it sums all three, only the learning rate differs. This is the largest open question.
+    rate are our λ / B and B · lr. If it sums all three, only the learning rate differs. This is the largest open
+    question.
   * E is called epochs in Table I, and "E = 10 iterations" in the text. We train 10 epochs, some 100 iterations.
   * τ is 0.07 in the paper's settings. Its ablation calls 0.55 optimal and "lower than" 0.07; perhaps 0.055 is meant.
   * Batch size, image size, input normalisation and ResNet10's first layer are not in the paper. Ours are 32,
