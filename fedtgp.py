@@ -7,8 +7,8 @@ network on a trainable vector. It is drawn to the uploaded prototypes of its cla
 classes, with a margin: the largest distance between two classes' mean uploads, at most τ = 100.
 
 One round (K participants, C classes, C_i of them at client i, D features):
-  1. The server sends the prototypes of the classes seen so far to each participant.   down: D numbers per class
-     In round 1 there are none.
+  1. The server sends its C prototypes to each participant. In round 1 they are
+     untrained (Algorithm 1).                                                          down: C · D numbers
   2. Each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 11).
   3. Each sends the class means of its features (Eq. 2), without counts.               up: C_i · D
   4. The server takes the margin from the uploads (Eq. 9) and trains its prototypes on them (Eq. 10).
@@ -18,7 +18,6 @@ One round (K participants, C classes, C_i of them at client i, D features):
 What to know before comparing numbers:
   * All clients with the same architecture start from the same weights (not in the paper).
   * Eq. 11 compares class means with prototypes, ours each sample. Eq. 10 is a sum, ours a mean over a batch.
-  * In the paper clients get untrained prototypes in round 1. Ours get that of a class once somebody has uploaded it.
   * The paper's main experiments use --model htfe8. Ours is cnn4, as in FedSA's Table 1 (htcnn8 on glyphs and fmnist).
   * Accuracy is right answers over all clients' test images. The paper's words read as a mean over clients.
   * The best round is picked on test images, as in the paper.
@@ -64,38 +63,33 @@ def main(args):
 
     # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="prototype", modules=[client.net for client in clients] + [prototype_net])
-    prototypes = torch.zeros(C, D, device=args.device)                # not used before a class is known
-    known = torch.zeros(C, dtype=torch.bool, device=args.device)      # classes that someone has uploaded
-    prototypes, known = run.resume((prototypes, known))               # with --resume: those of the checkpoint
+    run.resume(())                                                    # with --resume: the models of the checkpoint
+    prototypes = prototype_net().detach()                             # (C, D)
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        down = len(chosen) * known.sum() * D                          # before this round's uploads make more known
-        # as [client_update(client, prototypes, known, t, args) for client in chosen], several at a time
-        uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
+        # as [client_update(client, prototypes, t, args) for client in chosen], several at a time
+        uploads = for_each_client(client_update, chosen, prototypes, t, args, workers=args.workers)
 
         local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
         owned = torch.stack([upload.owned for upload in uploads])                          # (K, C)
         margin = adaptive_margin(local, owned, args.margin, args.tau)                      # Eq. 9
         prototypes, server_loss = server_update(prototype_net, local, owned, margin, t, args)  # Eq. 10
-        # The prototype of a class that nobody has uploaded yet has only been pushed away, and means nothing. Unlike in
-        # the paper, it is not sent, and not used to predict.
-        known = known | owned.any(0)
 
-        scores = evaluate_personal(clients, prototypes, t, args, known=known)
-        run.report(t, scores, [upload.loss for upload in uploads], up=owned.sum() * D, down=down,
-                   server_loss=server_loss, margin=margin)
-        run.checkpoint(t, (prototypes, known))
+        up = owned.sum() * D
+        down = len(chosen) * C * D
+        scores = evaluate_personal(clients, prototypes, t, args)
+        run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_loss, margin=margin)
+        run.checkpoint(t, ())
 
     baseline = baseline_accuracy(clients)
-    draw_pictures(run, data, clients, baseline=baseline, prototypes=prototypes[known],
-                  classes=known.nonzero().flatten())
+    draw_pictures(run, data, clients, baseline=baseline, prototypes=prototypes)
     return summarize(run, baseline)
 
 
 # --- client -----------------------------------------------------------------------------------------
 
-def client_update(client, prototypes, known, t, args):
+def client_update(client, prototypes, t, args):
     """Train the client's own model for E epochs (Eq. 11) -> Upload.
 
     In the paper (Algorithm 1) a client sends the class means of the trained model. With --uploads before they are
@@ -108,7 +102,7 @@ def client_update(client, prototypes, known, t, args):
                                 weight_decay=args.weight_decay)
     losses = []
     for x, y in minibatches(client, t, args):
-        loss = local_loss(client.net, x, y, prototypes, known, args)
+        loss = local_loss(client.net, x, y, prototypes, args)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -119,29 +113,26 @@ def client_update(client, prototypes, known, t, args):
     return Upload(means, counts > 0, torch.stack(losses).mean())
 
 
-def local_loss(net, x, y, prototypes, known, args):
-    """Eq. 11 on a batch. x (B, 3, height, width) uint8, y (B,), prototypes (C, D), known (C,) bool -> scalar."""
+def local_loss(net, x, y, prototypes, args):
+    """Eq. 11 on a batch. x (B, 3, height, width) uint8, y (B,), prototypes (C, D) -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)
-    return cross_entropy + args.lam * prototype_distance(z, y, prototypes, known, args.distance)
+    return cross_entropy + args.lam * prototype_distance(z, y, prototypes, args.distance)
 
 
-def prototype_distance(z, y, prototypes, known, distance="euclidean"):
-    """Second term of Eq. 11: the mean of φ(z_b, P̂^{y_b}) over the samples whose class has a prototype.
+def prototype_distance(z, y, prototypes, distance="euclidean"):
+    """Second term of Eq. 11: the mean of φ(z_b, P̂^{y_b}) over the batch.
 
     In the paper φ compares a client's class mean with the prototype. We take each sample instead. The mean of their
     distances is at least the distance of their mean, and pulling samples also contracts the class. A class weighs as
     much as it has samples; in the paper all weigh alike.
-    z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
-    has_prototype = known[y]
-    if not has_prototype.any():
-        return z.new_zeros(())
+    z (B, D), y (B,), prototypes (C, D) -> scalar."""
     difference = z - prototypes[y]
     if distance == "euclidean":
         phi = difference.norm(dim=1)
     else:
         phi = difference.square().mean(dim=1)
-    return phi[has_prototype].mean()
+    return phi.mean()
 
 
 # --- server -----------------------------------------------------------------------------------------

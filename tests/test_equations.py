@@ -122,11 +122,11 @@ LOSSES = {  # name: the script's function, the reference
         lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known, "mse"),
         lambda z, y, p, known: distance_term(z, y, p, known, mse)),
     "FedTGP Eq. 11": (
-        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, known),
-        lambda z, y, p, known: distance_term(z, y, p, known, euclidean)),
+        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p),
+        lambda z, y, p, known: distance_term(z, y, p, known | True, euclidean)),
     "FedTGP Eq. 11, mse": (
-        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, known, "mse"),
-        lambda z, y, p, known: distance_term(z, y, p, known, mse)),
+        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, "mse"),
+        lambda z, y, p, known: distance_term(z, y, p, known | True, mse)),
     "FedTGP Eq. 6": (
         lambda z, y, p, known: fedtgp.margin_contrastive(z, y, p, 0.0),
         lambda z, y, p, known: margin_term(z, y, p, 0.0)),
@@ -190,7 +190,7 @@ def test_losses_where_vectors_are_equal_or_zero(name):
         assert features.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["FedTGP Eq. 4", "FedTGP Eq. 11", "FedFM IV-C", "FedFM Eq. 3"])
+@pytest.mark.parametrize("name", ["FedTGP Eq. 4", "FedFM IV-C", "FedFM Eq. 3"])
 def test_the_row_of_an_absent_class_does_not_matter(name):
     """What stands there enters a mean or a softmax."""
     ours, _ = LOSSES[name]
@@ -621,8 +621,10 @@ EXISTS, TWO_EXIST = [True] * 3, [True, True, False]
 def beside_cross_entropy(script, z, y, p, weights, start, margin):
     """A client's further terms, with the factors of `args` below. z features; weights and, at the start, `start` of
     its model (extractor's weight and bias, classifier's)."""
-    if script in ("fedproto", "fedtgp"):                                                           # FedTGP Eqs. 4, 11
+    if script == "fedproto":                                                                       # FedTGP Eq. 4
         return 0.7 * distance_term(z, y, p, TWO_EXIST, mse)
+    if script == "fedtgp":                                                                         # FedTGP Eq. 11
+        return 0.7 * distance_term(z, y, p, EXISTS, mse)
     if script == "fedsa":                                                                          # FedSA Eq. 9
         return (0.3 * distance_term(z, y, p, EXISTS, mse) + 0.2 * margin_term(z, y, p, margin)
                 + 0.6 * calibration(p, *weights[2:]))
@@ -666,7 +668,7 @@ def test_clients(script):
                            phi=0.5, match="cg", temperature=0.3, prox=0.8, augment=False, uploads="after",
                            finch_level="last", local_prototypes="mean")
     client, given = common.Client(0, common.Images(x, torch.tensor(y)), net=net), tensor(p).float()
-    if script in ("fedsa", "fedlsa"):
+    if script in ("fedtgp", "fedsa", "fedlsa"):
         upload = globals()[script].client_update(client, given, 1, args)
     elif script == "fedplcc":
         prototypes = fedplcc.Prototypes(given, torch.tensor(KINDS), torch.tensor(SHARES))
