@@ -404,7 +404,8 @@ def test_inputs_are_normalised_by_one_half_elsewhere(folder):
 
 
 def test_the_augmentation_has_the_authors_sizes():
-    """Catches: half the shift, twice the padding, rotation by up to 45 degrees, an image that is always flipped."""
+    """Catches: half the shift, twice the padding, a shift or a rotation that goes one way only, rotation by up to 45
+    degrees, an image that is always flipped."""
     size, middle = 65, 32
     x = torch.zeros(1000, 3, size, size, dtype=torch.uint8)
     x[:, 0, middle - 1:middle + 2, middle - 1:middle + 2] = 255  # red: a dot in the middle
@@ -416,16 +417,21 @@ def test_the_augmentation_has_the_authors_sizes():
     for red, green, blue in (out > 0).numpy():
         rows, columns = np.nonzero(red)
         dot = np.array([rows.mean(), columns.mean()])
-        shifts.append(np.linalg.norm(dot - middle))
+        shifts.append(dot - middle)
         rows, columns = np.nonzero(green)
         slope = np.polyfit(columns, rows, 1)[0]
         angles.append(np.degrees(np.arctan(slope)))
         flips.append(np.nonzero(blue)[1].mean() < dot[1])
 
-    padding = AUGMENTATION["shift"][0]  # in each direction, so the farthest corner is √2 times as far
-    assert abs(max(shifts) - 2 ** 0.5 * padding) < 0.6
+    shifts, angles, flips = np.array(shifts), np.array(angles), np.array(flips)
+    padding = AUGMENTATION["shift"][0]
+    straight = abs(angles) < 3  # a rotation turns the shift, too
+    for direction in (0, 1):
+        moved = shifts[straight, direction]
+        assert abs(moved.max() - padding) < 0.6 and abs(moved.min() + padding) < 0.6
     rotation = AUGMENTATION["rotation"][0]
-    assert abs(max(angles) - rotation) < 1 and abs(min(angles) + rotation) < 1
+    unflipped = angles[~flips]  # a flip mirrors the angle
+    assert abs(unflipped.max() - rotation) < 1 and abs(unflipped.min() + rotation) < 1
     assert abs(np.mean(flips) - AUGMENTATION["flip"][0]) < 0.05
 
 
