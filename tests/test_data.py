@@ -3,6 +3,7 @@
 import inspect, os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -66,6 +67,21 @@ def test_a_folder_is_read_resized_and_converted(tmp_path):
     assert data.x[2, :, 0, 0].tolist() == data.x[3, :, 5, 5].tolist() == [200, 10, 10]
     assert len(data.x[0].unique()) == 1  # grey
     assert load(tmp_path, "mine", image_size=16).x.shape[2:] == (16, 16)
+
+
+PIXELS = dict(mnist=28, fmnist=28, usps=16, svhn=32, cifar10=32, cifar100=32, flowers102=64, tinyimagenet=64,
+              digit5=64, office=64, pacs=64, domainnet=64, cinic10=32, digits=32)
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_images_are_reduced_to_the_size_of_their_data_set(name, tmp_path):
+    """Catches: another size, nearest pixels, which give the edges of a small image steps, another filter."""
+    noise = np.random.default_rng(0).integers(256, size=(80, 80, 3), dtype=np.uint8)
+    image, size = Image.fromarray(noise), (PIXELS[name], PIXELS[name])
+    (tmp_path / name / "train" / "a").mkdir(parents=True)
+    image.save(tmp_path / name / "train" / "a" / "1.png")
+    x = load(tmp_path, name).x[0].permute(1, 2, 0).numpy()
+    np.testing.assert_array_equal(x, np.asarray(image.resize(size, Image.Resampling.BILINEAR)))
 
 
 @pytest.mark.parametrize("names,stops", [("training test", True), ("training validation", True), ("one two", False)])
@@ -201,7 +217,7 @@ def test_torchvision_sets(name, stand_in, tmp_path):
     data, splits = load(tmp_path, name), 3 if name == "flowers102" else 2
     assert data.y.tolist() == [*range(10)] * splits
     assert data.test.nonzero().flatten().tolist() == [*range(10 * splits - 10, 10 * splits)]
-    assert data.x.shape[1:] == (3, *[common.PIXELS.get(name, 32)] * 2)
+    assert data.x.shape[1:] == (3, PIXELS[name], PIXELS[name])
     assert data.x[7].unique().tolist() == [140] and data.x[-3].unique().tolist() == [150]
     assert data.domains == [name] and len(data.classes) == 10
     picture(tmp_path / name / "train" / "cat" / "1.png")  # a folder of that name goes before the download

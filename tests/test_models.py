@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 
 import common, fedlsa
@@ -36,6 +37,28 @@ def test_every_model_gives_features_of_size_D(name, net_class, pixels, D):
     assert model.classifier(z).shape == model(x).shape == (2, 10)
     if net_class is fedlsa.SphereNet:
         assert torch.allclose(z.norm(dim=1), torch.ones(2), atol=1e-5)
+
+
+@pytest.mark.parametrize("model, clients", [("cnn4", 1), ("htcnn8", 8)])
+def test_convnets_are_what_the_papers_say(model, clients):
+    """Catches: mean-pooling for max-pooling, another padding or stride, a layer without ReLU."""
+    x = torch.randn(2, 3, 28, 28)
+    for i in range(clients):
+        extractor, z = net(model, i, pixels=28).extractor, x
+        weights = list(extractor.parameters())
+        for weight, bias in zip(weights[::2], weights[1::2]):
+            if weight.dim() == 4:
+                z = F.max_pool2d(F.conv2d(z, weight, bias), 2).relu()
+            else:
+                z = F.linear(z.flatten(1), weight, bias).relu()
+        torch.testing.assert_close(extractor(x), z)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2"])
+def test_nothing_is_dropped(name):
+    """Catches: the dropout that torchvision has before its last layer, which is not ours."""
+    extractor = net(name).extractor
+    assert not [layer for layer in extractor.modules() if isinstance(layer, torch.nn.Dropout) and layer.p > 0]
 
 
 def test_parameter_counts():

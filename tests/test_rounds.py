@@ -714,11 +714,19 @@ def test_the_server_begins_with_another_seed_elsewhere(play):
     one, other = [play("fedsa", f"--seed {seed}", rounds=1).rounds[1][0]["given"]["anchors"] for seed in (0, 1)]
     assert abs(one - other).max() > 0.1
 
-def test_fedfm_normalises_as_the_data_set_wants(play):
-    """CIFAR-10's channels brought to [-1, 1], as those of other data sets."""
-    for name, mean in dict(cifar10=0.4914, mnist=0.5).items():
-        story = play("fedfm", f"--dataset {name}", rounds=1)
-        assert story.net.mean.flatten()[0] == pytest.approx(mean)
+NORMALISATION = {  # mean and standard deviation of the channels, from the code of FedFM's authors
+    "cifar10": [(0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)],
+    "cifar100": [(0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)],
+    "mnist": [(0.5,), (0.5,)],
+}
+
+@pytest.mark.parametrize("name", NORMALISATION)
+def test_fedfm_normalises_as_the_data_set_wants(name, play):
+    """Catches: CIFAR's channels brought to [-1, 1], as those of other data sets; other means or deviations."""
+    mean, std = NORMALISATION[name]
+    net = play("fedfm", f"--dataset {name} --no-small-stem", rounds=1).net
+    assert net.mean.flatten().tolist() == pytest.approx(mean)
+    assert net.std.flatten().tolist() == pytest.approx(std)
 
 def test_fedfm_validates_the_global_model_on_all_clients_images(play):
     """The participants' images only, or each client's own model."""
