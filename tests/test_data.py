@@ -3,6 +3,7 @@
 import inspect, os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -24,7 +25,7 @@ def picture(path, colour=(200, 10, 10), size=(32, 32), mode="RGB"):
 # --- glyphs and subsets ---------------------------------------------------------------------------
 
 def test_glyphs_are_balanced_and_always_the_same():
-    """A class or domain with fewer images, a test image among the training images, images drawn twice."""
+    """Catches: a class or domain with fewer images, a test image among the training images, images drawn twice."""
     data = common.glyphs()
     assert data.x.shape == (8000, 3, 32, 32) and data.x.dtype == torch.uint8
     assert data.classes == list("0123456789") and len(data.domains) == 4
@@ -37,7 +38,7 @@ def test_glyphs_are_balanced_and_always_the_same():
 
 
 def test_a_subset_is_drawn_by_the_seed_and_keeps_an_image_with_its_class():
-    """The first images instead of random ones, one of the columns left as it was."""
+    """Catches: the first images instead of random ones, one of the columns left as it was."""
     whole, one, again, other = [load("", "glyphs", subset=share, seed=seed)
                                 for share, seed in ((1.0, 0), (0.1, 0), (0.1, 0), (0.1, 1))]
     assert torch.equal(one.x, again.x) and not torch.equal(one.x, other.x)
@@ -52,7 +53,8 @@ def test_a_subset_is_drawn_by_the_seed_and_keeps_an_image_with_its_class():
 # --- image folders --------------------------------------------------------------------------------
 
 def test_a_folder_is_read_resized_and_converted(tmp_path):
-    """Names with spaces or signs, grey, palette and transparent images, a text file, a folder without images."""
+    """Catches: names with spaces or signs, grey, palette and transparent images, a text file or a folder without
+    images that stop the reading."""
     root = tmp_path / "mine"
     picture(root / "train" / "b" / "ü $x$.png", size=(50, 20))
     picture(root / "train" / "a" / "grey.png", mode="L")
@@ -68,8 +70,24 @@ def test_a_folder_is_read_resized_and_converted(tmp_path):
     assert load(tmp_path, "mine", image_size=16).x.shape[2:] == (16, 16)
 
 
+PIXELS = dict(mnist=28, fmnist=28, usps=16, svhn=32, cifar10=32, cifar100=32, flowers102=64, tinyimagenet=64,
+              digit5=64, office=64, pacs=64, domainnet=64, cinic10=32, digits=32)
+
+
+@pytest.mark.parametrize("name", PIXELS)
+def test_images_are_reduced_to_the_size_of_their_data_set(name, tmp_path):
+    """Catches: another size, nearest pixels, which give the edges of a small image steps, another filter."""
+    noise = np.random.default_rng(0).integers(256, size=(80, 80, 3), dtype=np.uint8)
+    image, size = Image.fromarray(noise), (PIXELS[name], PIXELS[name])
+    (tmp_path / name / "train" / "a").mkdir(parents=True)
+    image.save(tmp_path / name / "train" / "a" / "1.png")
+    x = load(tmp_path, name).x[0].permute(1, 2, 0).numpy()
+    np.testing.assert_array_equal(x, np.asarray(image.resize(size, Image.Resampling.BILINEAR)))
+
+
 @pytest.mark.parametrize("names,stops", [("training test", True), ("training validation", True), ("one two", False)])
 def test_a_division_of_images_is_not_taken_for_domains(tmp_path, names, stops):
+    """Catches: test/ or validation/ read as a domain."""
     for name in names.split():
         picture(tmp_path / "mine" / name / "a" / "x.png")
     if not stops:
@@ -81,7 +99,7 @@ def test_a_division_of_images_is_not_taken_for_domains(tmp_path, names, stops):
 
 
 def test_rows_columns_and_channels_stay_what_they_are(tmp_path):
-    """Images that lie on their side, or blue for red."""
+    """Catches: images that lie on their side, or blue for red."""
     image = Image.new("RGB", (32, 32))
     image.putpixel((31, 0), (250, 100, 0))  # at the right of the first row
     (tmp_path / "s" / "train" / "a").mkdir(parents=True)
@@ -91,7 +109,7 @@ def test_rows_columns_and_channels_stay_what_they_are(tmp_path):
 
 
 def test_domains_with_and_without_train_and_test(tmp_path):
-    """Test images that change with the seed, a domain numbered as another, classes read as domains."""
+    """Catches: test images that change with the seed, a domain numbered as another, classes read as domains."""
     for n in range(40):
         picture(tmp_path / "set" / "photo" / "cat" / f"{n}.png")
         picture(tmp_path / "set" / "sketch" / ("train" if n < 30 else "test") / "dog" / f"{n}.png")
@@ -108,8 +126,8 @@ def test_domains_with_and_without_train_and_test(tmp_path):
 
 
 def test_the_test_images_of_pacs(tmp_path):
-    """Another share than FedLSA's Table 3 fits, the same places in each domain, a draw by --seed, the last images of
-    each class, or other data sets split so, too."""
+    """Catches: another share than FedLSA's Table 3 fits, the same places in each domain, a draw by --seed, the last
+    images of each class, or other data sets split so, too."""
     sizes = dict(art_painting=(2048, 615), cartoon=(2344, 704), photo=(1670, 501), sketch=(3929, 1179))
     for domain, (n, held) in sizes.items():
         chosen = torch.tensor(common.test_images("pacs", domain, n))
@@ -130,7 +148,7 @@ def test_the_test_images_of_pacs(tmp_path):
 
 
 def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
-    """Images of before, or a decoding in every run; a cache kept for each change."""
+    """Catches: images of before, or a decoding in every run; a cache kept for each change."""
     one, two = tmp_path / "s" / "train" / "a" / "1.png", tmp_path / "s" / "test" / "b" / "2.png"
     changes = [lambda: picture(one), lambda: picture(two), lambda: picture(one, (0, 0, 0)), two.unlink,
                lambda: one.rename(two)]  # new, more, written over, fewer, moved
@@ -143,7 +161,7 @@ def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
 
 
 def test_a_folder_that_cannot_be_written_to_has_no_cache(tmp_path, monkeypatch, capsys):
-    """The folder of a course, read-only for its students: a traceback instead of a run."""
+    """Catches: the folder of a course, read-only for its students: a traceback instead of a run."""
     picture(tmp_path / "s" / "train" / "a" / "1.png")
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     for _ in range(2):
@@ -153,7 +171,8 @@ def test_a_folder_that_cannot_be_written_to_has_no_cache(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + bytes(30), b"GIF89a", "cut"])
 def test_an_undecodable_file_is_named_and_nothing_cached(content, tmp_path, run):
-    """A traceback that does not say which file, a grey image in its place, half a cache that is used next time."""
+    """Catches: a traceback that does not say which file, a grey image in its place, half a cache that is used next
+    time."""
     one, two = tmp_path / "s" / "train" / "a" / "1.png", tmp_path / "s" / "train" / "a" / "2.png"
     picture(one, size=(99, 99))
     two.write_bytes(one.read_bytes()[:-40] if content == "cut" else content)
@@ -164,7 +183,7 @@ def test_an_undecodable_file_is_named_and_nothing_cached(content, tmp_path, run)
 
 
 def test_missing_data_says_where_and_what(tmp_path, run):
-    """A traceback for a student who has no data yet, or none to test on."""
+    """Catches: a traceback for a student who has no data yet, or none to test on."""
     (tmp_path / "empty" / "train" / "a").mkdir(parents=True)
     for name in ("pacs", "empty"):
         with pytest.raises(SystemExit) as stop:
@@ -196,12 +215,12 @@ def stand_in(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", common.TORCHVISION)
 def test_torchvision_sets(name, stand_in, tmp_path):
-    """Words that torchvision does not know, a split left out, training images among the test images, a folder of
-    one's own that is not read."""
+    """Catches: words that torchvision does not know, a split left out, training images among the test images, a folder
+    of one's own that is not read."""
     data, splits = load(tmp_path, name), 3 if name == "flowers102" else 2
     assert data.y.tolist() == [*range(10)] * splits
     assert data.test.nonzero().flatten().tolist() == [*range(10 * splits - 10, 10 * splits)]
-    assert data.x.shape[1:] == (3, *[common.PIXELS.get(name, 32)] * 2)
+    assert data.x.shape[1:] == (3, PIXELS[name], PIXELS[name])
     assert data.x[7].unique().tolist() == [140] and data.x[-3].unique().tolist() == [150]
     assert data.domains == [name] and len(data.classes) == 10
     picture(tmp_path / name / "train" / "cat" / "1.png")  # a folder of that name goes before the download
@@ -209,7 +228,7 @@ def test_torchvision_sets(name, stand_in, tmp_path):
 
 
 def test_a_download_that_fails_is_explained(tmp_path, monkeypatch):
-    """A traceback of torchvision's where there is no internet; an empty folder left behind."""
+    """Catches: a traceback of torchvision's where there is no internet; an empty folder left behind."""
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", "http://127.0.0.1:9/nothing.tar.gz")
     for root in (tmp_path, tmp_path / "data"):  # a fresh clone has no ./data
         with pytest.raises(SystemExit) as stop:

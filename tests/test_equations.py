@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
+from reference import (average_margin, cosine, cross_entropy, dot, euclidean, finch, groups_of, linear, mean, mse,
+                       nearest_margins, squares, unit, weighted_mean)
 
 
 # --- numbers and vectors --------------------------------------------------------------------------
@@ -25,43 +27,6 @@ def agree(got, want, rtol=1e-9, atol=1e-11):
     got, want = got.detach().numpy(), np.asarray(want)
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol, atol)
-
-
-def mean(values):
-    return sum(values) / len(values) if len(values) else 0.0  # over nothing: 0
-
-
-def dot(a, b):
-    return sum(u * v for u, v in zip(a, b, strict=True))
-
-
-def unit(a):
-    norm = math.sqrt(dot(a, a))
-    return [v / norm for v in a] if norm else list(a)  # a zero vector stays 0
-
-
-def cosine(a, b):
-    return dot(unit(a), unit(b))
-
-
-def squares(a, b):
-    return sum((u - v) ** 2 for u, v in zip(a, b, strict=True))
-
-
-def euclidean(a, b):
-    return math.sqrt(squares(a, b))
-
-
-def mse(a, b):
-    return squares(a, b) / len(a)
-
-
-def linear(w, b, z):
-    return [dot(row, z) + v for row, v in zip(w, b, strict=True)]
-
-
-def cross_entropy(logits, c):
-    return -math.log(math.exp(logits[c]) / sum(math.exp(v) for v in logits))
 
 
 # --- losses of features: reference(z, y, p, known) ------------------------------------------------
@@ -161,8 +126,8 @@ every_loss = pytest.mark.parametrize("name", LOSSES)
 @every_loss
 @pytest.mark.parametrize("B, C, D", [(7, 4, 5), (1, 4, 3), (6, 1, 3), (5, 3, 1), (20, 9, 9)])
 def test_losses(name, B, C, D):
-    """Another formula, a sum for a mean, a margin on the wrong classes or with the wrong sign, a class without a
-    prototype that takes part; gradients that are cut off."""
+    """Catches: another formula, a sum for a mean, a margin on the wrong classes or with the wrong sign, a class without
+    a prototype that takes part; gradients that are cut off."""
     ours, reference = LOSSES[name]
     rng = np.random.default_rng(B)
     z, y, p = rng.normal(size=(B, D)), rng.integers(C, size=B), rng.normal(size=(C, D))
@@ -176,7 +141,8 @@ def test_losses(name, B, C, D):
 
 @every_loss
 def test_losses_where_vectors_are_equal_or_zero(name):
-    """A distance of 0 and the direction of 0 (a ReLU gives such features) have no derivative: nan in a gradient."""
+    """Catches: nan in a gradient. A distance of 0 and the direction of 0 (a ReLU gives such features) have no
+    derivative."""
     ours, reference = LOSSES[name]
     rng, y = np.random.default_rng(7), np.arange(6) % 3
     z, p = rng.normal(size=(6, 4)), rng.normal(size=(3, 4))
@@ -192,7 +158,7 @@ def test_losses_where_vectors_are_equal_or_zero(name):
 
 @pytest.mark.parametrize("name", ["FedTGP Eq. 4", "FedFM IV-C", "FedFM Eq. 3"])
 def test_the_row_of_an_absent_class_does_not_matter(name):
-    """What stands there enters a mean or a softmax."""
+    """Catches: what stands in the row of an absent class in a mean or a softmax."""
     ours, _ = LOSSES[name]
     z, y, known = torch.randn(6, 4), torch.arange(6) % 3, torch.tensor([True, False, True])
     p = torch.randn(3, 4)
@@ -205,7 +171,7 @@ def test_the_row_of_an_absent_class_does_not_matter(name):
 
 @pytest.mark.parametrize("C, D", [(4, 5), (1, 3), (10, 2), (2, 1)])
 def test_losses_of_anchors(C, D):
-    """Another classifier's part (bias), the sum over j with i in it, τ outside the exponential."""
+    """Catches: the classifier's bias left out, the sum over j with i in it, τ outside the exponential."""
     torch.manual_seed(C)
     a, classifier = np.random.default_rng(C).normal(size=(C, D)), torch.nn.Linear(D, C).double()
     for x in (a, a[[0] * C], a * 0):
@@ -217,7 +183,7 @@ def test_losses_of_anchors(C, D):
 
 
 def test_anchors_are_kept_apart_at_a_tiny_temperature():
-    """exp(1 / 0.001) is more than a float holds."""
+    """Catches: inf, where exp(1 / 0.001) is more than a float holds."""
     anchors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     assert fedlsa.anchor_separation(anchors[:2], 0.001).item() == pytest.approx(1000)
     assert fedlsa.anchor_separation(anchors, 0.001).isfinite()
@@ -254,8 +220,8 @@ def correlation(s, y, classes, weights, phi):
 @pytest.mark.parametrize("B, C, G, D", [(7, 5, 9, 4), (1, 3, 1, 3), (4, 4, 30, 6), (2, 1, 100, 2)])
 @pytest.mark.parametrize("alpha, tau, phi", [(0.5, 0.07, 0.5), (0.25, 1.0, 1.0), (1.0, 0.3, 0.07)])
 def test_fedplcc_losses(B, C, G, D, alpha, tau, phi):
-    """Weights left out of one of the sums, other classes' prototypes in it, one too many or too few ranked, samples
-    of a class without a prototype in the mean, an infinite slope at a cosine of 0."""
+    """Catches: weights left out of one of the sums, other classes' prototypes in it, one too many or too few ranked,
+    samples of a class without a prototype in the mean, an infinite slope at a cosine of 0."""
     rng = np.random.default_rng(G)
     z, vectors = rng.normal(size=(B, D)), rng.normal(size=(G, D))
     z[0] *= rng.integers(2)  # cosines are below 0 and, for a zero vector, 0
@@ -275,7 +241,7 @@ def test_fedplcc_losses(B, C, G, D, alpha, tau, phi):
 # --- class means, distances, means over clients, margins ------------------------------------------
 
 def test_class_means():
-    """FedTGP Eq. 2, FedFM Eq. 8: a sum for a mean, a class left out, the model in train mode."""
+    """Catches: a sum for a mean, a class left out, the model in train mode (FedTGP Eq. 2, FedFM Eq. 8)."""
     net = common.Net(torch.nn.Flatten(), torch.nn.Identity(), 1, 5, mean=(0.0,), std=(1 / 255,))
     net.train()
     images = common.Images(torch.tensor([1, 2, 6, 50]).byte().view(4, 1, 1, 1), torch.tensor([0, 2, 2, 3]))
@@ -286,7 +252,7 @@ def test_class_means():
 
 
 def test_the_nearest_prototype():
-    """The zeros of an unknown class predicted, though nobody has it."""
+    """Catches: the zeros of an unknown class predicted, though nobody has it."""
     prototypes, known = torch.tensor([[1.0], [0.0], [4.0], [50.0]]), torch.tensor([True, False, True, True])
     z = torch.tensor([[0.0], [2.0], [3.0], [26.0], [28.0]])
     assert common.nearest_prototype(z, prototypes, known).tolist() == [0, 0, 2, 2, 3]
@@ -294,7 +260,8 @@ def test_the_nearest_prototype():
 
 
 def test_distances_far_from_the_origin():
-    """|a|² + |b|² - 2ab in float32 rounds the distances of long vectors that are close together to nothing."""
+    """Catches: |a|² + |b|² - 2ab in float32, which rounds the distances of long vectors that are close together to
+    nothing."""
     far = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * 0.1 + 1000
     assert common.nearest_prototype(far + 0.001, far).tolist() == list(range(40))
     away = common.distances(tensor([[3, 4]]), tensor([[0, 0], [3, 4 + 1e-9]]))
@@ -302,10 +269,12 @@ def test_distances_far_from_the_origin():
 
 
 def test_the_baseline():
-    """The most frequent class of the test images, a mean over clients."""
+    """Catches: the most frequent class of the test images in the place of the training images', a mean over clients
+    for one over images."""
     clients = []
     for train, test in (([0, 1, 1, 2], [0, 0, 0, 1, 2, 1]), ([2, 2, 0], [2, 1])):
-        clients.append(common.Client(0, common.Images(None, torch.tensor(train)), common.Images(None, torch.tensor(test))))
+        images = [common.Images(None, torch.tensor(y)) for y in (train, test)]
+        clients.append(common.Client(0, *images))
     assert common.baseline_accuracy(clients) == 100 * (2 + 1) / 8
 
 
@@ -324,14 +293,15 @@ def uploads_of(K, C, D):
 
 @pytest.mark.parametrize("K, C, D", FEDERATIONS)
 def test_means_over_clients(K, C, D):
-    """Counts left out or those of another class, lacking clients counted, a class of nobody moved or forgotten."""
+    """Catches: counts left out or those of another class, lacking clients counted, a class of nobody moved or
+    forgotten."""
     uploads, counts, owners = uploads_of(K, C, D)
     rng = np.random.default_rng(K + 70)
     old, had, seen = rng.normal(size=(C, D)), rng.random(C) < 0.5, counts.sum(0) > 0
     weighted, plain, filled = np.zeros((3, C, D))
     for c in range(C):
         if owners[c]:
-            weighted[c] = sum(counts[i, c] * uploads[i, c] for i in owners[c]) / sum(counts[i, c] for i in owners[c])
+            weighted[c] = weighted_mean(uploads[owners[c], c], counts[owners[c], c])
             plain[c] = mean([uploads[i, c] for i in owners[c]])
         # who lacks the class counts with its previous anchor, if there is one
         filled[c] = mean([uploads[i, c] if i in owners[c] else old[c] for i in range(K) if i in owners[c] or had[c]])
@@ -351,20 +321,10 @@ def test_means_over_clients(K, C, D):
         assert known.tolist() == (had | seen).tolist()
 
 
-def average_margin(points):
-    """FedSA Eq. 6."""
-    N = len(points)
-    return sum(euclidean(a, b) for a, b in itertools.permutations(points, 2)) / (N - 1) ** 2 if N > 1 else 0.0
-
-
-def nearest_margins(points):
-    return [min(euclidean(a, b) for j, b in enumerate(points) if j != i) for i, a in enumerate(points)]
-
-
 @pytest.mark.parametrize("K, C, D", FEDERATIONS)
 @pytest.mark.parametrize("tau", [0.5, 100.0])
 def test_margins(K, C, D, tau):
-    """Centres by counts or with clients that lack the class, a mean for a maximum, a distance to itself, no limit."""
+    """Catches: a distance within a class, an absent class with a margin."""
     uploads, counts, owners = uploads_of(K, C, D)
     centres = [mean([uploads[i, c] for i in owners[c]]) for c in range(C) if owners[c]]
     pairwise = nearest = 0.0
@@ -384,31 +344,6 @@ def test_margins(K, C, D, tau):
 
 # --- FINCH ----------------------------------------------------------------------------------------
 
-def groups_of(x):
-    """One pass: i and its first neighbour κ(i) belong together."""
-    group = list(range(len(x)))
-    for i in range(len(x)):
-        others = [j for j in range(len(x)) if j != i]
-        if others:
-            nearest = max(others, key=lambda j: cosine(x[i], x[j]))
-            pair = group[i], group[nearest]
-            group = [min(pair) if g in pair else g for g in group]
-    return [[i for i in range(len(x)) if group[i] == g] for g in sorted(set(group))]
-
-
-def finch(x, w, level="last"):
-    """FINCH*: weighted means of groups, and again, until one cluster would remain. The very first pass counts."""
-    x, w, first = list(x), list(w), True
-    while len(x) > 1 and (first or level == "last"):
-        groups = groups_of(x)
-        if len(groups) == 1 and not first:
-            break
-        x = [sum(w[i] * x[i] for i in g) / sum(w[i] for i in g) for g in groups]
-        w = [sum(w[i] for i in g) for g in groups]
-        first = False
-    return x, w
-
-
 def in_order(*columns):
     """Parallel columns as sorted rows: clusters may come in any order."""
     rows = [np.concatenate([np.ravel(value) for value in row]).tolist() for row in zip(*columns, strict=True)]
@@ -418,8 +353,8 @@ def in_order(*columns):
 @pytest.mark.parametrize("n", [1, 2, 3, 6, 30])
 @pytest.mark.parametrize("seed, D", [(0, 2), (2, 16)])
 def test_finch(seed, D, n):
-    """FedPLCC Eqs. 9, 10: links followed one way only, unweighted centres, weights not summed, a pass too many or
-    too few."""
+    """Catches: links followed one way only, unweighted centres, weights not summed, a pass too many or too few
+    (FedPLCC Eqs. 9, 10)."""
     rng = np.random.default_rng(1000 * seed + n)
     drawn = rng.normal(size=(n, D))
     as_after_relu = np.maximum(drawn, 0) + rng.random((n, D)) * 0.1
@@ -434,8 +369,9 @@ def test_finch(seed, D, n):
 
 
 def test_finch_by_hand():
-    """Directions of 0, 1, 20, 22, 90, 93 degrees: each has the other of its pair as neighbour. The centres of the
-    first two pairs have each other as neighbours, the third's is the second: the next pass merges all."""
+    """Catches: FINCH that differs from a case worked by hand. Directions of 0, 1, 20, 22, 90, 93 degrees: each has the
+    other of its pair as neighbour. The centres of the first two pairs have each other as neighbours, the third's is
+    the second: the next pass merges all."""
     degrees, w = tensor([0, 1, 20, 22, 90, 93]), tensor([1, 1, 3, 1, 1, 1])
     x = torch.stack([degrees.deg2rad().cos(), degrees.deg2rad().sin()], 1)
     assert fedplcc.first_neighbour_clusters(x).tolist() == [0, 0, 1, 1, 2, 2]
@@ -460,7 +396,8 @@ def test_finch_by_hand():
 @pytest.mark.parametrize("K, C", [(1, 3), (2, 1), (3, 4), (8, 5)])
 @pytest.mark.parametrize("level", ["last", "first"])
 def test_fedplcc_global_prototypes(K, C, level):
-    """FedPLCC Eqs. 10, 11: classes clustered together, weights that sum to 1 over all classes, sizes left out."""
+    """Catches: classes clustered together, weights that sum to 1 over all classes, sizes left out (FedPLCC Eqs. 10,
+    11)."""
     rng = np.random.default_rng(K)
     n = 9 * K
     x, y, w = rng.normal(size=(n, 3)), rng.integers(C, size=n), rng.integers(1, 20, size=n)
@@ -477,7 +414,8 @@ def test_fedplcc_global_prototypes(K, C, level):
 
 
 def test_nearly_equal_features_are_told_apart():
-    """Cosines in float32: those of features that differ by a ten-thousandth all round to 1, and all would merge."""
+    """Catches: cosines in float32. Those of features that differ by a ten-thousandth all round to 1, and all would
+    merge."""
     x = (1 + 1e-4 * torch.randn(30, 8, generator=torch.Generator().manual_seed(0))).float()
     sizes = torch.ones(30)
     got = fedplcc.cluster_by_class(x, torch.zeros(30).long(), sizes, "first")
@@ -492,7 +430,8 @@ def weights_of(module):
 
 @pytest.mark.parametrize("K", [1, 2, 7])
 def test_averages_of_models(K):
-    """FedFM Eq. 11, Σ p_k w_k with p_k = N_k / N: equal weights, BatchNorm's statistics left out. FedProx's term."""
+    """Catches: equal weights in FedFM Eq. 11, Σ p_k w_k with p_k = N_k / N, BatchNorm's statistics left out; another
+    factor of FedProx's term."""
     nets = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).double() for _ in range(K)]
     n = [5 * k + 1 for k in range(K)]
     for k, net in enumerate(nets):
@@ -540,8 +479,8 @@ def mlp(weights):
 
 @pytest.mark.parametrize("K, C", [(3, 4), (1, 2), (2, 1)])
 def test_fedtgp_server(K, C):
-    """FedTGP Eqs. 5, 10, two epochs of one batch: zeros of absent classes trained on, momentum or weight decay of
-    the clients, a gradient that does not reach F or the vectors."""
+    """Catches: zeros of absent classes trained on, momentum or weight decay of the clients, a gradient that does not
+    reach F or the vectors. Two epochs of one batch (FedTGP Eqs. 5, 10)."""
     rng = np.random.default_rng(K)
     torch.manual_seed(K)
     server = fedtgp.GlobalPrototypes(C, 3).double()
@@ -559,7 +498,8 @@ def test_fedtgp_server(K, C):
 
 
 def test_fedtgp_server_draws_its_batches_anew():
-    """The uploads in the same order in each round; the last batch's loss for the mean over the epoch's batches."""
+    """Catches: the uploads in the same order in each round; the last batch's loss for the mean over the epoch's
+    batches."""
     uploads, owned = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(0)).double(), torch.ones(3, 4) > 0
 
     def trained(t, lr, seed=0):
@@ -575,8 +515,8 @@ def test_fedtgp_server_draws_its_batches_anew():
 
 @pytest.mark.parametrize("C", [1, 2, 4])
 def test_fedlsa_server(C):
-    """FedLSA Eqs. 3-5, A = nor(Θ(R)), three steps: anchors that are not normalised, a term left out, another
-    optimizer, a classifier that is trained as well."""
+    """Catches: anchors that are not normalised, a term left out, another optimizer, a classifier that is trained as
+    well. Three steps (FedLSA Eqs. 3-5, A = nor(Θ(R)))."""
     torch.manual_seed(C)
     server, classifier = fedlsa.AnchorNet(C, 4), torch.nn.Linear(4, C).double()
     server.R = torch.nn.Parameter(torch.randn(C, 3))  # the same in small
@@ -598,7 +538,8 @@ def test_fedlsa_server(C):
 
 
 def test_fedsa_anchors():
-    """Ā = A W + b of A ~ N(0, I), or two layers with BatchNorm and ReLU: A uniform, a layer left out."""
+    """Catches: A uniform and not normal, a layer left out, in Ā = A W + b and in the two layers with BatchNorm and
+    ReLU."""
     anchors = {}
     for projection in ("none", "linear", "mlp"):
         with common.seeded(0, "anchors"):
@@ -639,9 +580,9 @@ def beside_cross_entropy(script, z, y, p, weights, start, margin):
 
 @pytest.mark.parametrize("script", ["fedproto", "fedtgp", "fedsa", "fedlsa", "fedplcc", "fedfm"])
 def test_clients(script):
-    """A client's whole training, two epochs of one batch with momentum and weight decay: a term of its loss left
-    out, doubled or with another's factor, a term that does not reach the weights, a step left out. FedSA's margin
-    is that of the client's class means before training."""
+    """Catches: a term of a client's loss left out, doubled or with another's factor, a term that does not reach the
+    weights, a step left out, FedSA's margin after training. A whole training: two epochs of one batch with momentum
+    and weight decay."""
     torch.manual_seed(1)
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     net = common.Net(extractor, torch.nn.Linear(3, 3), 3, 3)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 
 import common, fedlsa
@@ -29,8 +30,9 @@ def equal(one, other):
 @pytest.mark.parametrize("name", common.MODELS)
 @pytest.mark.parametrize("net_class, pixels, D", [(common.Net, 28, 512), (fedlsa.SphereNet, 32, 128)])
 def test_every_model_gives_features_of_size_D(name, net_class, pixels, D):
-    """An architecture that cannot take small images, keeps its own last layer, or leaves the sphere."""
-    model, x = net(name, net_class=net_class, pixels=pixels, feature_dim=D), torch.randint(255, (2, 3, pixels, pixels)).byte()
+    """Catches: an architecture that cannot take small images, keeps its own last layer, or leaves the sphere."""
+    model = net(name, net_class=net_class, pixels=pixels, feature_dim=D)
+    x = torch.randint(255, (2, 3, pixels, pixels)).byte()
     z = model.features(x)
     assert z.shape == (2, D) and (model.feature_dim, model.classes) == (D, 10)
     assert model.classifier(z).shape == model(x).shape == (2, 10)
@@ -38,8 +40,30 @@ def test_every_model_gives_features_of_size_D(name, net_class, pixels, D):
         assert torch.allclose(z.norm(dim=1), torch.ones(2), atol=1e-5)
 
 
+@pytest.mark.parametrize("model, clients", [("cnn4", 1), ("htcnn8", 8)])
+def test_convnets_are_what_the_papers_say(model, clients):
+    """Catches: mean-pooling for max-pooling, another padding or stride, a layer without ReLU."""
+    x = torch.randn(2, 3, 28, 28)
+    for i in range(clients):
+        extractor, z = net(model, i, pixels=28).extractor, x
+        weights = list(extractor.parameters())
+        for weight, bias in zip(weights[::2], weights[1::2]):
+            if weight.dim() == 4:
+                z = F.max_pool2d(F.conv2d(z, weight, bias), 2).relu()
+            else:
+                z = F.linear(z.flatten(1), weight, bias).relu()
+        torch.testing.assert_close(extractor(x), z)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "mobilenet_v2"])
+def test_nothing_is_dropped(name):
+    """Catches: the dropout that torchvision has before its last layer, which is not ours."""
+    extractor = net(name).extractor
+    assert not [layer for layer in extractor.modules() if isinstance(layer, torch.nn.Dropout) and layer.p > 0]
+
+
 def test_parameter_counts():
-    """Another kernel, width or depth than the papers', or a last layer that stayed."""
+    """Catches: another kernel, width or depth than the papers', or a last layer that stayed."""
     cnn4 = 2432 + 51264 + 1600 * 512 + 512
     assert size(net("cnn4")) == cnn4 + 5130
     assert size(net("lsa_cnn", feature_dim=128)) == cnn4 + 512 * 128 + 128 + 1290
@@ -54,7 +78,7 @@ def test_parameter_counts():
 
 
 def test_small_resnets_and_stems():
-    """A stage too many or too few; a small stem that still reduces the image."""
+    """Catches: a stage too many or too few; a small stem that still reduces the image."""
     x = torch.randn(2, 3, 32, 32)
     for name, width in dict(resnet4=64, resnet6=128, resnet8=256, resnet10=512).items():
         assert net(name).extractor(x).shape[1] == width
@@ -64,7 +88,7 @@ def test_small_resnets_and_stems():
 
 
 def test_groups_deal_architectures_by_number():
-    """A group with an architecture twice, in another order, or with classifiers of other widths."""
+    """Catches: a group with an architecture twice, in another order, or with classifiers of other widths."""
     sizes = dict(htfe2=2, htfe3=3, htfe4=4, htfe5=5, htfe8=8, htfe9=9, htcnn8=8)
     assert {group: len(set(common.GROUPS[group])) for group in sizes} == sizes
     names = [common.architecture("htfe3", i)[0] for i in range(4)]
@@ -80,8 +104,8 @@ def test_groups_deal_architectures_by_number():
 
 
 def test_equal_architectures_start_with_equal_weights():
-    """Clients that begin at different points; one model for all of them; every seed the same; torch's own generator
-    moved on by a model."""
+    """Catches: clients that begin at different points; one model for all of them; every seed the same; torch's own
+    generator moved on by a model."""
     state = torch.get_rng_state()
     one, other, seed1 = net("cnn4", 0), net("cnn4", 5), net("cnn4", 0, seed=1)
     assert equal(one, other) and one.classifier.weight is not other.classifier.weight
@@ -92,7 +116,8 @@ def test_equal_architectures_start_with_equal_weights():
 
 @pytest.mark.parametrize("group, clients", [("res34-htc4", [0, 1, 2, 3]), ("htfe8-htc4", [1, 9, 17])])
 def test_equal_extractors_start_with_equal_weights_whatever_the_classifier(group, clients):
-    """FedTGP's HtC4 compares classifiers: with other first weights of the extractor it would compare these, too."""
+    """Catches: other first weights of the extractor. FedTGP's HtC4 compares classifiers and would compare these,
+    too."""
     nets = [net(group, i) for i in clients]
     assert all(equal(nets[0].extractor, other.extractor) for other in nets[1:])
     if group == "res34-htc4":
@@ -100,8 +125,8 @@ def test_equal_extractors_start_with_equal_weights_whatever_the_classifier(group
 
 
 def test_features_are_of_normalised_images_and_pooled_to_size_D():
-    """Images in [0, 255] that reach the extractor; the mean after the division; a channel's mean for another's;
-    features cut off instead of averaged."""
+    """Catches: images in [0, 255] that reach the extractor; the mean after the division; a channel's mean for
+    another's; features cut off instead of averaged."""
     grey = common.Net(torch.nn.Flatten(), torch.nn.Identity(), 2, 10, mean=(0.5,), std=(0.25,))
     assert grey.features(torch.tensor([0, 255]).byte().view(1, 1, 1, 2)).tolist() == [pytest.approx([-2, 2])]
     colour = common.Net(torch.nn.Flatten(), torch.nn.Identity(), 3, 10, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0))

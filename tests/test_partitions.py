@@ -44,8 +44,8 @@ def random_setting(case):
 
 @pytest.mark.parametrize("case", range(120))
 def test_laws(case):
-    """An image at two clients or (where all are divided) at none; another partition at the same seed, the same one
-    at another; a client without images; classes that the setting does not allow."""
+    """Catches: an image at two clients or (where all are divided) at none; another partition at the same seed, the same
+    one at another; a client without images; classes that the setting does not allow."""
     y, C, flags, even = random_setting(case)
     N, K, kind = len(y), flags["clients"], flags["partition"]
     parts, again, other = [split(y, **flags, seed=seed) for seed in (1, 1, 2)]
@@ -76,7 +76,7 @@ def test_laws(case):
 
 
 def test_dirichlet_skews_with_small_beta_and_evens_out_with_large():
-    """β on the wrong side, or shares of a client drawn over classes."""
+    """Catches: β on the wrong side, or shares of a client drawn over classes."""
     y, held = np.arange(6000) % 10, []
     for beta in (0.1, 100):
         table = class_table(y, split(y, clients=20, beta=beta), 10)
@@ -85,7 +85,7 @@ def test_dirichlet_skews_with_small_beta_and_evens_out_with_large():
 
 
 def test_dirichlet_leaves_nobody_with_less_than_two_batches():
-    """The limit of FedFM's and HtFLlib's code: without the redraw someone is left with a handful of images."""
+    """Catches: no redraw, as in FedFM's and HtFLlib's code. Without it someone is left with a handful of images."""
     y = np.arange(4000) % 10
     for seed in range(5):
         parts = split(y, clients=20, beta=0.1, batch_size=15, seed=seed)
@@ -94,8 +94,8 @@ def test_dirichlet_leaves_nobody_with_less_than_two_batches():
 
 
 def test_classes_are_dealt_as_the_papers_say():
-    """Pathological with equal clients, or with a class that many own and another nobody; NIID-2 with one dominant
-    class of 100 for 10 clients; NIID-3 with another class missing."""
+    """Catches: pathological with equal clients, or with a class that many own and another that nobody owns; NIID-2
+    with one dominant class of 100 for 10 clients; NIID-3 with another class missing."""
     y = np.arange(50000) % 100
     table = class_table(y, split(y, partition="pathological", clients=20, classes_per_client=10), 100)
     assert ((table > 0).sum(1) == 10).all() and ((table > 0).sum(0) == 2).all()  # ten classes, two owners each
@@ -111,7 +111,7 @@ def test_classes_are_dealt_as_the_papers_say():
 
 
 def test_pathological_leaves_every_owner_two_batches():
-    """An owner of a class with a few of its images or none, where the random cuts are close together."""
+    """Catches: an owner of a class with a few of its images or none, where the random cuts are close together."""
     y = np.arange(3000) % 10
     for seed in range(20):
         table = class_table(y, split(y, partition="pathological", clients=10, batch_size=10, seed=seed), 10)
@@ -129,7 +129,7 @@ def described(parts):
 
 
 def test_domains_are_dealt_in_turn_or_by_name():
-    """Clients of other domains than asked for; two clients with the same images."""
+    """Catches: clients of other domains than asked for; two clients with the same images."""
     parts = split(Y, DOMAIN, partition="domain", clients=4, domain_fraction=0.3)
     assert described(parts) == [(300, 0), (300, 1), (300, 2), (300, 0)]
     parts = split(Y, DOMAIN, partition="domain", clients=None, domain_fraction=1.0)
@@ -139,7 +139,7 @@ def test_domains_are_dealt_in_turn_or_by_name():
 
 
 def test_without_a_share_the_clients_of_a_domain_divide_it_equally():
-    """All of it to the first, or a part to nobody."""
+    """Catches: all of it to the first, or a part to nobody."""
     parts = split(Y, DOMAIN, partition="domain", clients=None)
     assert described(parts) == [(1000, 0), (1000, 1), (1000, 2)]
     parts = split(Y, DOMAIN, partition="domain", clients=4)
@@ -149,7 +149,7 @@ def test_without_a_share_the_clients_of_a_domain_divide_it_equally():
 
 
 def test_images_per_class():
-    """So many in all instead of each class; more than there are; two clients with the same images."""
+    """Catches: so many in all instead of each class; more than there are; two clients with the same images."""
     parts = split(Y, DOMAIN, partition="domain", clients=4, images_per_class=7)
     assert described(parts) == [(70, 0), (70, 1), (70, 2), (70, 0)]
     assert (class_table(Y, parts, 10) == 7).all()
@@ -164,7 +164,7 @@ def test_images_per_class():
     (dict(domain_clients={"a": 1, "moon": 1}), "no domain moon: give --domain-clients with some of a, b, c"),
 ])
 def test_a_domain_that_is_too_small_or_unknown_is_named(flags, says, capsys):
-    """A client with no images that stops the run much later, or a traceback."""
+    """Catches: a client with no images that stops the run much later, or a traceback."""
     with pytest.raises(SystemExit) as stop:
         split(Y, DOMAIN, partition="domain", **flags)
     assert stop.value.code == 2 and says in capsys.readouterr().err
@@ -172,7 +172,7 @@ def test_a_domain_that_is_too_small_or_unknown_is_named(flags, says, capsys):
 
 @pytest.mark.parametrize("n, clients", [(35, 10), (1060, 100), (1005, 10)])
 def test_a_domain_that_does_not_divide_evenly(n, clients):
-    """A last client without images, or images that nobody gets."""
+    """Catches: a last client without images, or images that nobody gets."""
     y = np.zeros(n, int)
     sizes = [len(part) for part in split(y, y, partition="domain", domain_clients={"a": clients})]
     assert sum(sizes) == n and max(sizes) - min(sizes) <= 1

@@ -11,6 +11,7 @@ from conftest import ROOT, SMALL, log
 
 
 def test_margins():
+    """Catches: a distance within a class, an absent class with a margin."""
     y = torch.tensor([0, 0, 1, 3, 3, 4])  # several vectors of a class, and classes without
     G = torch.randn(6, 5, dtype=torch.float64)
     for c, margin in enumerate(common.margins(G, y, 6)):
@@ -21,6 +22,7 @@ def test_margins():
 
 @pytest.mark.parametrize("without", [False, True])
 def test_features_show_classes_with_and_without_scikit_learn(without, monkeypatch, run):
+    """Catches: a picture that needs scikit-learn, or that does not keep classes apart."""
     if without:
         monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
         monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
@@ -41,7 +43,7 @@ def test_features_show_classes_with_and_without_scikit_learn(without, monkeypatc
 
 
 def test_every_group_has_a_marker_of_its_own_name():
-    """Also where there are more groups than markers: the stars stay the server's prototypes."""
+    """Catches: a group that is drawn as the server's prototypes, where there are more groups than markers."""
     class Flat(torch.nn.Module):
         def features(self, x):
             return x.float().flatten(1)
@@ -56,7 +58,7 @@ def test_every_group_has_a_marker_of_its_own_name():
 
 
 def test_legends_and_stars_stay_inside():
-    """The largest marker and the legends are within the figure, for many runs and long names."""
+    """Catches: a legend or the largest marker outside of the figure, for many runs and long names."""
     rows = [{"round": t, "accuracy": 50.0, "acc_classifier": 50.0, "acc_prototype": 40.0 + t} for t in (1, 2, 3)]
     table = {f"fedproto-cifar10-a-rather-long-name-{n}": {0: rows, 1: rows} for n in range(14)}
     figure = common.plot_comparison("cifar10", table)
@@ -68,7 +70,7 @@ def test_legends_and_stars_stay_inside():
 
 
 def test_no_star_of_margins_is_cut(run, monkeypatch):
-    """Where all margins are nearly the same, as on FedLSA's sphere, the axis ends above the stars, not in them."""
+    """Catches: stars cut by the end of the axis, where all margins are nearly the same, as on FedLSA's sphere."""
     figures, draw = [], common.plot_margins
     monkeypatch.setattr(common, "plot_margins", lambda *args: figures.append(draw(*args)) or figures[-1])
     run("fedlsa", SMALL["fedlsa"].replace("--no-plots", ""))
@@ -77,6 +79,8 @@ def test_no_star_of_margins_is_cut(run, monkeypatch):
 
 
 def test_comparing_runs(run, tmp_path, capsys):
+    """Catches: runs averaged that differ in more than the seed, a best round picked on test images where there are
+    others, rows out of order."""
     words = SMALL["fedproto"] + " --rounds 3"
     run("fedproto", words, "--trials 2")
     run("fedproto", words, "--lam 0 --eval-every 2 --name off")
@@ -102,7 +106,7 @@ def test_comparing_runs(run, tmp_path, capsys):
 
 
 def test_runs_of_one_name_that_differ_are_not_averaged_or_hidden(run, tmp_path, capsys):
-    """The same seed in another folder, and a seed with other settings, are rows of their own."""
+    """Catches: the same seed in another folder, or a seed with other settings, in one row."""
     one = run("fedfm", SMALL["fedfm"])
     about, text = json.loads((one.folder / "args.json").read_text()), (one.folder / "log.csv").read_text()
     for place, seed, lam in (("elsewhere", 0, about["lam"]), ("elsewhere", 1, 0.5)):
@@ -119,6 +123,7 @@ def test_runs_of_one_name_that_differ_are_not_averaged_or_hidden(run, tmp_path, 
 
 
 def test_published_logs_are_read(tmp_path, capsys):
+    """Catches: a published log that cannot be compared, or a figure that is not drawn."""
     folders = sorted(path.parent for path in (ROOT / ".github" / "results").glob("*/*/args.json"))
     assert len(folders) > 100
     (tmp_path / "here").symlink_to(folders[0])  # pictures go beside the first

@@ -25,6 +25,7 @@ EQUATIONS = {"fedproto": 4, "fedtgp": 11, "fedsa": 10, "fedlsa": 10, "fedplcc": 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links(page):
+    """Catches: a link to a file that is not there."""
     for link in re.findall(r"\]\(([^)#]+)\)", PAGES[page]):
         assert link.startswith("http") or (ROOT / page).parent.joinpath(link).exists(), link
 
@@ -43,7 +44,8 @@ def all_commands():
 
 @pytest.mark.parametrize("page, command", list(all_commands()))
 def test_every_command_is_one_that_runs(page, command):
-    """That it parses, that is; `python tests/readme.py` runs those of the README and of the class page."""
+    """Catches: a command on a page that does not parse; `python tests/readme.py` runs those of the README and of the
+    class page."""
     words = shlex.split(command)
     script = words[1].removesuffix(".py")
     made = ("fedcon", "check", "make_digits", "teachers", "exam", "cosine")  # by the page itself
@@ -52,13 +54,22 @@ def test_every_command_is_one_that_runs(page, command):
         arguments(script, *words[2:])
 
 
+def test_the_patch_has_no_prose():
+    """Catches: a line of the patch that git looks for and that a better text would change: a comment, a docstring, a
+    help."""
+    for line in (GITHUB / "fedcon.diff").read_text().splitlines():
+        if not line.startswith(("+", "@")):
+            assert not re.search(r"#|help=|\"\"\"|\.  ", line), line
+
+
 def test_the_seventh_method(tmp_path, run, monkeypatch):
-    """.github/fedcon.diff, applied to fedproto.py: under 70 changed lines, half of them its docstring, and it learns."""
+    """Catches: a patch that no longer applies to fedproto.py, in which there is nothing but code, that is longer than
+    the README says, or that does not learn."""
     changed = seventh_method(tmp_path)
-    assert changed < 70
+    assert changed < 35
     monkeypatch.syspath_prepend(tmp_path)
-    words = "--clients 5 --subset 0.2 --rounds 3 --no-plots"
-    one = log(run("fedcon", words, "--lam 1").folder)
+    words = "--model cnn4 --clients 5 --subset 0.1 --rounds 3 --no-plots"
+    one = log(run("fedcon", words, "--mu 1").folder)
     plain = log(run("fedproto", words, "--lam 0").folder)
     sys.modules.pop("fedcon")
     assert one[-1]["accuracy"] > 30  # chance is 10; the contrast counts from round 2 on
@@ -67,7 +78,7 @@ def test_the_seventh_method(tmp_path, run, monkeypatch):
 
 @pytest.mark.parametrize("patch", sorted(PATCHES.glob("*.patch")), ids=lambda patch: patch.name)
 def test_the_patches_behind_rows_of_the_results(tmp_path, patch):
-    """Each applies to the scripts as they are, and the page beside it has a section with a command for it."""
+    """Catches: a patch that does not apply to the scripts as they are, or that the page beside it does not name."""
     for script in ROOT.glob("*.py"):
         shutil.copy(script, tmp_path)
     subprocess.run(["git", "apply", "--check", patch], cwd=tmp_path, check=True)
@@ -75,7 +86,8 @@ def test_the_patches_behind_rows_of_the_results(tmp_path, patch):
 
 
 def test_the_rows_behind_patches():
-    """The page names logs that exist; counts.csv deals out 6,000 images of each class to 100 clients."""
+    """Catches: a log that the page names and that is not there; counts.csv without 6,000 images of each class for 100
+    clients."""
     rows = re.findall(r"`(fed\w+-[\w-]+-s\d)`", (PATCHES / "README.md").read_text())
     assert rows and all((PATCHES.parent / row / "log.csv").exists() for row in rows)
     counts = np.loadtxt(PATCHES / "counts.csv", int, delimiter=",")
@@ -84,7 +96,8 @@ def test_the_rows_behind_patches():
 
 @pytest.mark.parametrize("script", EQUATIONS)
 def test_equations_of_a_companion_page(script):
-    """Each numbered equation has its line, with functions that exist and cite it, or the words why it is no code."""
+    """Catches: an equation without its line, a function that does not exist or does not cite it, no reason why it is
+    no code."""
     lines = re.findall(r"^\*\*Eqs?\. ([\d, and]+)\*\*(.*)$", PAPERS[script], re.M)
     numbers = [int(n) for cited, _ in lines for n in re.findall(r"\d+", cited)]
     assert sorted(numbers) == list(range(1, EQUATIONS[script] + 1))
@@ -100,6 +113,7 @@ def test_equations_of_a_companion_page(script):
 
 @pytest.mark.parametrize("script", SMALL)
 def test_functions_and_flags_that_a_companion_page_names(script):
+    """Catches: a function or a flag that does not exist."""
     for module, name in re.findall(r"`(fed\w+|common)\.(\w+)`", PAPERS[script]):
         if name != "py":
             assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
@@ -121,6 +135,7 @@ def published(script):
 
 @pytest.mark.parametrize("script", SMALL)
 def test_published_rows_have_the_settings_that_the_papers_name(script):
+    """Catches: a published row with settings that are not the paper's."""
     rows = list(published(script))
     assert len(rows) >= 10
     for words, number in rows:

@@ -1,6 +1,6 @@
 """Kill and resume; checkpoints that must not be trusted; losses that are not finite."""
 
-import os, pickle, re, subprocess, sys
+import os, pickle, subprocess, sys
 
 import pytest
 import torch
@@ -23,6 +23,7 @@ def check_same_ends(one, other):
 
 @every_script
 def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_path):
+    """Catches: a state that the checkpoint lacks, or numbers drawn otherwise after it."""
     words, report = f"{SMALL[script]} {MORE[script]} --rounds 5 --checkpoint-every 1", common.Run.report
 
     def dies(self, t, *rest, **more):  # in round 4, with the checkpoint of round 3
@@ -40,6 +41,7 @@ def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_pat
 
 
 def test_a_resumed_run_forgets_the_rounds_after_the_checkpoint(run, monkeypatch, tmp_path):
+    """Catches: a round that is in the log twice."""
     def dies(self, t, state):
         if t == 3:
             sys.exit("killed")
@@ -56,6 +58,7 @@ def test_a_resumed_run_forgets_the_rounds_after_the_checkpoint(run, monkeypatch,
 
 @pytest.mark.parametrize("script", ["fedsa", "fedplcc"])
 def test_a_resumed_run_can_have_more_rounds(script, run):
+    """Catches: a resumed run that ends where it ended."""
     words = f"{SMALL[script]} --checkpoint-every 2"
     long, short = run(script, words, "--rounds 4"), run(script, words, "--rounds 2 --name short")
     run(script, "--no-plots --rounds 4 --resume", short.folder)
@@ -79,15 +82,19 @@ def started(script, *words):
 
 
 def test_kill_9(data, run, tmp_path):
-    words = f"--model cnn4 --clients 4 --rounds 30 --momentum 0.9 {data}"
-    process = started("fedproto", words, "--checkpoint-every 1 --out", tmp_path / "killed")
-    next(line for line in process.stdout if line.startswith("round  3/"))
+    """Catches: a checkpoint that a kill leaves half written, or a resumed run that draws other numbers."""
+    words = f"--model cnn4 --clients 4 --momentum 0.9 {data}"
+    process = started("fedproto", words, "--rounds 1000 --checkpoint-every 1 --out", tmp_path / "killed")
+    next(line for line in process.stdout if line.startswith("round    3/"))
     process.kill()
     process.communicate()
     folder, = (tmp_path / "killed").iterdir()
-    resumed = run("fedproto", data, "--resume", folder)
-    assert 2 <= int(re.search(r"resuming after round (\d+)", resumed.text).group(1)) < 30
-    check_same_ends(run("fedproto", words).folder, folder)
+    done = len(checkpoint(folder)["rows"])
+    assert 2 <= done < 1000
+    rounds = f"--rounds {done + 2}"
+    resumed = run("fedproto", data, rounds, "--resume", folder)
+    assert f"resuming after round {done} of {done + 2}" in resumed.text
+    check_same_ends(run("fedproto", words, rounds).folder, folder)
 
 
 class Evil:
@@ -96,6 +103,7 @@ class Evil:
 
 
 def test_checkpoints_that_are_refused(run, capsys, tmp_path, monkeypatch):
+    """Catches: code in a checkpoint that is run; a run that goes on with other settings; a traceback."""
     monkeypatch.chdir(tmp_path)
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder
     path, about = folder / "checkpoint.pt", (folder / "args.json").read_text()
@@ -122,6 +130,7 @@ def test_checkpoints_that_are_refused(run, capsys, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("script", ["fedproto", "fedplcc"])
 def test_a_loss_that_is_not_finite_is_named_and_the_checkpoint_stays(script, run, monkeypatch, tmp_path):
+    """Catches: a run that goes on with nan, or that writes it over a good checkpoint."""
     module = __import__(script)
     update = module.client_update
 

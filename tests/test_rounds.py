@@ -11,6 +11,7 @@ import torchvision
 
 import common, fedfm
 from conftest import GLOBAL, PERSONAL, every_script, log
+from reference import average_margin, euclidean, finch, mean, nearest_margins, weighted_mean
 
 # ---- interface: all that these tests know of the inside, beside what clients are and hold (id, train, test, net
 # with features and classifier), common.participants, common.minibatches and args
@@ -107,8 +108,8 @@ TRAIN = [[8, 4, 0, 4, 0, 0], [0, 30, 17, 0, 0, 0], [10, 0, 14, 9, 0, 0], [5, 4, 
 TEST = [[4, 9, 0, 8, 0, 1], [5, 2, 8, 1, 0, 0], [9, 1, 1, 4, 6, 2], [3, 0, 4, 4, 7, 1]]
 K, C, D = 4, 6, 8
 WHO = {1: [0, 2, 1], 2: [3, 1], 3: [0, 2], 4: [0, 1, 2, 3], 5: [2, 0]}
-WORDS = (f"--checkpoint-every 10 --partition domain --clients 4 --domain-fraction 1 --model resnet4 --image-size 16 --feature-dim {D} "
-         "--local-epochs 1 --batch-size 64 --workers 1 --no-plots --device cpu --rounds ")
+WORDS = ("--checkpoint-every 10 --partition domain --clients 4 --domain-fraction 1 --model resnet4 --image-size 16 "
+         f"--feature-dim {D} --local-epochs 1 --batch-size 64 --workers 1 --no-plots --device cpu --rounds ")
 METHOD = {"fedtgp": "--server-epochs 3", "fedlsa": "--server-steps 3", "fedfm": "--validation 0 --warmup 0"}
 
 def array(value):
@@ -253,17 +254,6 @@ def play(run, monkeypatch):
 
 # ---- the servers, from the papers
 
-def euclidean(a, b):
-    return math.sqrt(sum((x - y) ** 2 for x, y in zip(a, b)))
-
-def weighted_mean(vectors, weights):
-    """Σ w v / Σ w, in loops."""
-    total = np.zeros(len(vectors[0]))
-    for v, w in zip(vectors, weights):
-        for i, value in enumerate(v):
-            total[i] += w * value
-    return total / sum(weights)
-
 def class_means(net, state, data):
     """Class means by a model in eval mode -> {class: (mean, number of images)}."""
     z, y = features(net, state, data.x), data.y.tolist()
@@ -351,7 +341,7 @@ def check_after(story, **want):
 
 @pytest.mark.parametrize("aggregate", ["weighted", "uniform"])
 def test_fedproto(aggregate, play):
-    """Eq. 3 with a missing weight, over the wrong clients or classes; prototypes of a round ago sent, tested
+    """Catches: Eq. 3 with a missing weight, over the wrong clients or classes; prototypes of a round ago sent, tested
     or kept; known not updated; a class lost for a round; traffic of another round or with counts too many."""
     story = play("fedproto", f"--aggregate {aggregate}")
     prototypes, known = np.zeros((C, D)), np.zeros(C)
@@ -369,7 +359,8 @@ def test_fedproto(aggregate, play):
     check_after(story, prototypes=prototypes, known=known)
 
 def test_the_story_has_its_corners(play):
-    """Without unequal sizes, lacking clients and a class lost for a round the tests here would be blind."""
+    """Catches: a story without unequal sizes, lacking clients and a class lost for a round. The tests here would be
+    blind."""
     story = play("fedproto")
     own = {i: set(client.train.y.tolist()) for i, client in story.clients.items()}
     in_round = [set().union(*(own[i] for i in story.rounds[t])) for t in story.rounds]
@@ -383,7 +374,7 @@ def test_the_story_has_its_corners(play):
 
 @pytest.mark.parametrize("projection, shift", [("mlp", 0), ("none", 20)])
 def test_fedsa(projection, shift, play):
-    """Eq. 3 without counts, Eq. 10 the wrong way round or for classes not seen; anchors of a round ago;
+    """Catches: Eq. 3 without counts, Eq. 10 the wrong way round or for classes not seen; anchors of a round ago;
     anchors of absent classes left out of traffic or prediction."""
     story = play("fedsa", f"--alpha 0.7 --projection {projection}", shift=shift)  # 20: absent ones are nearer
     anchors = next(iter(story.rounds[1].values()))["given"]["anchors"].copy()
@@ -391,15 +382,15 @@ def test_fedsa(projection, shift, play):
         check_given(story, t, anchors=anchors)
         found = by_class(records.values())
         for c, owners in found.items():
-            mean = weighted_mean(*zip(*owners))
-            anchors[c] = [0.7 * a + 0.3 * p for a, p in zip(anchors[c], mean)]
+            uploaded = weighted_mean(*zip(*owners))
+            anchors[c] = [0.7 * a + 0.3 * p for a, p in zip(anchors[c], uploaded)]
         check_log(story, t, sum(map(len, found.values())) * (D + 1), len(records) * C * D)
         check_personal(story, t, anchors, np.ones(C))
     check_after(story, anchors=anchors)
 
 def test_fedsa_projections(play):
-    """--projection none: the first anchors are A ~ N(0, I) themselves; with a layer they are not, and mlp's
-    are ≥ 0; at α = 0.9999 they move by a ten-thousandth."""
+    """Catches: a layer where --projection none has N(0, I) itself, none where there is one, anchors of mlp below 0, a
+    step of more than a ten-thousandth at α = 0.9999."""
     first = {}
     for projection in ("none", "linear", "mlp"):
         story = play("fedsa", f"--projection {projection} --feature-dim 400", rounds=2)
@@ -415,8 +406,10 @@ def adaptive_margin(found, rule, tau):
     if rule in ("fixed", "none"):
         return tau if rule == "fixed" else 0.0
     Q = {c: weighted_mean([v for v, _ in owners], [1] * len(owners)) for c, owners in found.items()}
-    away = [[euclidean(Q[a], Q[b]) for b in Q if b != a] for a in Q]
-    return min(max(max(row) if rule == "pairwise" else min(row) for row in away), tau)
+    Q = list(Q.values())
+    if rule == "nearest":
+        return min(max(nearest_margins(Q)), tau)
+    return min(max(euclidean(a, b) for a, b in itertools.combinations(Q, 2)), tau)
 
 def fedtgp_prototypes(weights):
     """F(v) of all classes (C, D)."""
@@ -447,9 +440,9 @@ def fedtgp_start(play, words):
 @pytest.mark.parametrize("words", ["--margin pairwise", "--margin pairwise --tau 1.5", "--margin nearest",
                                    "--margin fixed --tau 1.5", "--margin none", "--no-mlp"])
 def test_fedtgp(words, play):
-    """Eq. 9 by counts or from old uploads, another margin, not clipped; Eq. 10 on zeros of absent classes;
-    the server begun anew in each round or with momentum; not all C prototypes sent, from round 1 on, or used to
-    predict; counts in the traffic."""
+    """Catches: Eq. 9 by counts or from old uploads, another margin, not clipped; Eq. 10 on zeros of absent classes; the
+    server begun anew in each round or with momentum; not all C prototypes sent, from round 1 on, or used to predict;
+    counts in the traffic."""
     weights = fedtgp_start(play, words)
     story = play("fedtgp", words + " --lr 0.05 --momentum 0.9 --weight-decay 0.1")
     tau = float((re.findall("tau (.*)", words) or [100])[0])
@@ -471,8 +464,8 @@ def test_fedtgp(words, play):
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_fedtgp_server_takes_every_upload_in_shuffled_batches(size, play):
-    """Six uploads, in batches of 2, 2 and 2, of 3 and 3, of 4 and 2: just one shuffle of them must lead to
-    the server's prototypes. Not all at once, not a smaller batch dropped, not an upload twice."""
+    """Catches: all uploads at once, a smaller batch dropped, an upload twice. There are six, in batches of 2, 2 and 2,
+    of 3 and 3, of 4 and 2: just one shuffle of them must lead to the server's prototypes."""
     weights = fedtgp_start(play, "--margin none")
     words = f"--margin none --lr 0.05 --server-epochs 1 --batches full --batch-size {size}"
     story = play("fedtgp", words, 1, who={1: [3, 1]})
@@ -508,9 +501,8 @@ def fedlsa_training(weights, classifier, alpha, tau, steps, lr, momentum):
     return [w.detach() for w in weights], anchors().detach().numpy(), float(loss.detach())
 
 def test_fedlsa(play):
-    """Anchors trained on another round's classifier, from new R and Θ, after the clients, or with momentum of
-    before; unweighted averages; a participant that begins with old weights; the anchors left out of the
-    traffic."""
+    """Catches: anchors trained on another round's classifier, from new R and Θ, after the clients, or with momentum of
+    before; unweighted averages; a participant that begins with old weights; the anchors left out of the traffic."""
     words = "--alpha 0.3 --tau 0.4 --lr 0.3 --momentum 0.8 --weight-decay 0 --lam 0.5"
     weights = server_weights("fedlsa", play("fedlsa", words + " --lr 1e-30", rounds=1).end)
     story = play("fedlsa", words)
@@ -535,7 +527,8 @@ FEDAVG = [("fedlsa", "--lam 0"), ("fedplcc", "--lam-contra 0 --lam-corr 0"),
 
 @pytest.mark.parametrize("script, words", FEDAVG)
 def test_fedavg(script, words, play):
-    """Without its terms a global method is FedAvg: models by numbers of images and nothing else travels."""
+    """Catches: anything but models by their numbers of images that travels where a global method is without its
+    terms."""
     story = play(script, words)
     state, d = story.start, weights_of_model(story)
     for t, records in story.rounds.items():
@@ -550,26 +543,6 @@ def test_fedavg(script, words, play):
         check_global(story, t, state)
     assert not {"server_loss", "nearest_cosine"} & story.rows[0].keys()
 
-def finch(x, w, level):
-    """FedPLCC Eqs. 9 and 10 in loops: vectors and weights -> clusters' means and weights."""
-    x, w, first = [np.asarray(v, float) for v in x], list(w), True
-    while len(x) > 1:
-        unit = [v / math.sqrt(sum(v ** 2)) for v in x]
-        others = [[j for j in range(len(x)) if j != i] for i in range(len(x))]
-        nearest = [max(others[i], key=lambda j: unit[i] @ unit[j]) for i in range(len(x))]
-        group = list(range(len(x)))
-        for i, j in enumerate(nearest):  # linked ones, and so those with one neighbour in common, merge
-            a, b = group[i], group[j]
-            group = [min(a, b) if g in (a, b) else g for g in group]
-        groups = [[i for i, g in enumerate(group) if g == h] for h in sorted(set(group))]
-        if len(groups) == 1 and not first:
-            break
-        x = [weighted_mean([x[i] for i in g], [w[i] for i in g]) for g in groups]
-        w, first = [sum(w[i] for i in g) for g in groups], False
-        if level == "first":
-            break
-    return x, w
-
 def table(vectors, classes, weights):
     """Clusters as rows in one order."""
     return np.array(sorted([c, *v, w] for v, c, w in zip(vectors, classes, weights))).reshape(-1, D + 2)
@@ -577,7 +550,7 @@ def table(vectors, classes, weights):
 @pytest.mark.parametrize("words", ["", "--finch-level first --uniform-weights", "--lam-contra 0 --lam-corr 1",
                                    "--lam-corr 0"])
 def test_fedplcc(words, play):
-    """Eqs. 10 and 11 of other uploads than this round's, sizes left out, weights normalised over all classes;
+    """Catches: Eqs. 10 and 11 of other uploads than this round's, sizes left out, weights normalised over all classes;
     unweighted averages; clusters or their weights left out of the traffic, G of another round."""
     story = play("fedplcc", words)
     state, d, rows = story.start, weights_of_model(story), np.zeros((0, D + 2))
@@ -613,9 +586,8 @@ def new_anchors(story, states, anchors, known, uniform):
 @pytest.mark.parametrize("warmup", [0, 1])
 @pytest.mark.parametrize("aggregate", ["weighted", "uniform"])
 def test_fedfm(aggregate, warmup, play):
-    """Anchors by local instead of global weights (load_state_dict too late), of the round before, unweighted,
-    of all clients; a class lost for a round; a warm-up one round too long or short; unweighted averages;
-    traffic."""
+    """Catches: anchors by local instead of global weights (load_state_dict too late), of the round before, unweighted,
+    of all clients; a class lost for a round; a warm-up one round too long or short; unweighted averages; traffic."""
     story = play("fedfm", f"--aggregate {aggregate} --warmup {warmup}")
     state, d, anchors, known = story.start, weights_of_model(story), np.zeros((C, D)), np.zeros(C)
     for t, records in story.rounds.items():
@@ -636,9 +608,9 @@ LITE = [(1, 2, "weighted"), (2, 0, "weighted"), (2, 2, "uniform"), (3, 0, "unifo
 
 @pytest.mark.parametrize("every, warmup, aggregate", LITE)
 def test_fedfm_lite(every, warmup, aggregate, play):
-    """Lite's anchors are of the trained local models and serve in the next round, not in this one or the one
-    after; models travel down every a-th round to all, up a - 1 rounds later and at the end, and rest in
-    between."""
+    """Catches: anchors of the global model, or that serve in this round or in the one after the next; models that
+    travel down in another than every a-th round, up in another than a - 1 rounds later and the last, or that do not
+    rest in between."""
     story = play("fedfm", f"--lite --model-every {every} --warmup {warmup} --aggregate {aggregate}")
     state, d, anchors, known = story.start, weights_of_model(story), np.zeros((C, D)), np.zeros(C)
     own = dict.fromkeys(range(K), state)
@@ -664,7 +636,7 @@ def test_fedfm_lite(every, warmup, aggregate, play):
 
 @every_script
 def test_the_order_of_participants_does_not_matter(script, play):
-    """A weight or an upload paired with another client's."""
+    """Catches: a weight or an upload paired with another client's."""
     words = "--lr 0.05"
     one, other = play(script, words), play(script, words, who={t: ids[::-1] for t, ids in WHO.items()})
     for a, b in zip(one.rows, other.rows):
@@ -679,8 +651,8 @@ def test_the_order_of_participants_does_not_matter(script, play):
 
 @every_script
 def test_participation(script, play):
-    """--participation 0.5: half of the clients, others in other rounds, those of common.participants; without
-    it, all."""
+    """Catches: other than half of the clients with --participation 0.5, the same in each round, others than
+    common.participants gives; without it, not all."""
     everyone = play(script, rounds=1, who=None)
     assert sorted(everyone.order[1]) == [0, 1, 2, 3]
     story = play(script, "--participation 0.5", rounds=4, who=None)
@@ -694,7 +666,8 @@ def test_participation(script, play):
     assert len({frozenset(ids) for ids in story.order.values()}) > 1
 
 def test_workers_give_results_in_the_clients_order():
-    """In the order in which clients are begun or end: models would be averaged with the sizes of others."""
+    """Catches: results in the order in which clients are begun or end. Models would be averaged with the sizes of
+    others."""
     clients = [common.Client(i, common.Images(None, torch.zeros(n))) for i, n in enumerate((3, 9, 5, 7))]
     for workers in (1, 2, 3):
         numbers = common.for_each_client(lambda client, add: client.id + add, clients, 10, workers=workers)
@@ -702,26 +675,34 @@ def test_workers_give_results_in_the_clients_order():
 
 @pytest.mark.parametrize("K, share, size", [(4, 0.7, 3), (20, 0.33, 7), (20, 0.02, 1), (7, 1.0, 7)])
 def test_the_number_of_participants(K, share, size):
-    """Rounded down, or nobody."""
+    """Catches: rounded down, or nobody."""
     args = common.argparse.Namespace(seed=0, participation=share)
     assert len(common.participants(range(K), 1, args)) == size
 
 def test_the_server_begins_with_another_seed_elsewhere(play):
-    """Server or anchors the same for every --seed: only the clients' models would differ."""
+    """Catches: server or anchors the same for every --seed: only the clients' models would differ."""
     for script, words in (("fedtgp", "--lr 1e-30"), ("fedlsa", "--lr 1e-30")):
         one, other = [server_weights(script, play(script, f"{words} --seed {seed}", rounds=1).end) for seed in (0, 1)]
         assert abs(one[0] - other[0]).max() > 0.1
     one, other = [play("fedsa", f"--seed {seed}", rounds=1).rounds[1][0]["given"]["anchors"] for seed in (0, 1)]
     assert abs(one - other).max() > 0.1
 
-def test_fedfm_normalises_as_the_data_set_wants(play):
-    """CIFAR-10's channels brought to [-1, 1], as those of other data sets."""
-    for name, mean in dict(cifar10=0.4914, mnist=0.5).items():
-        story = play("fedfm", f"--dataset {name}", rounds=1)
-        assert story.net.mean.flatten()[0] == pytest.approx(mean)
+NORMALISATION = {  # mean and standard deviation of the channels, from the code of FedFM's authors
+    "cifar10": [(0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)],
+    "cifar100": [(0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)],
+    "mnist": [(0.5,), (0.5,)],
+}
+
+@pytest.mark.parametrize("name", NORMALISATION)
+def test_fedfm_normalises_as_the_data_set_wants(name, play):
+    """Catches: CIFAR's channels brought to [-1, 1], as those of other data sets; other means or deviations."""
+    mean, std = NORMALISATION[name]
+    net = play("fedfm", f"--dataset {name} --no-small-stem", rounds=1).net
+    assert net.mean.flatten().tolist() == pytest.approx(mean)
+    assert net.std.flatten().tolist() == pytest.approx(std)
 
 def test_fedfm_validates_the_global_model_on_all_clients_images(play):
-    """The participants' images only, or each client's own model."""
+    """Catches: the participants' images only, or each client's own model."""
     story = play("fedfm", "--validation 0.5")
     for t, records in story.rounds.items():
         state, shares = average_model(records.values()), []
@@ -731,7 +712,7 @@ def test_fedfm_validates_the_global_model_on_all_clients_images(play):
         near(story.rows[t - 1]["acc_validation"], np.mean(shares))
 
 def test_fedfm_augments_otherwise_in_each_round_and_for_each_client(monkeypatch):
-    """Eight equal images: with the same draws they would come out the same."""
+    """Catches: the same draws in each round or for each client. Eight equal images would come out the same."""
     seen, loss = [], fedfm.local_loss
     monkeypatch.setattr(fedfm, "local_loss", lambda net, x, *rest: seen.append(sorted(names(x))) or loss(net, x, *rest))
     x = torch.zeros(8, 3, 32, 32, dtype=torch.uint8)
@@ -745,7 +726,7 @@ def test_fedfm_augments_otherwise_in_each_round_and_for_each_client(monkeypatch)
     assert seen[0] == seen[1] and len({tuple(images) for images in seen}) == 3
 
 def test_each_client_holds_other_places_of_its_part_back(monkeypatch):
-    """One shuffle for all clients: in a sorted part all would test on the same places."""
+    """Catches: one shuffle for all clients. In a sorted part all would test on the same places."""
     monkeypatch.setattr(common, "partition", lambda *_: np.arange(60).reshape(3, 20))
     data = dataset([[60]], [[0]])
     args = common.argparse.Namespace(seed=0, partition="iid", clients=3, dataset="set", device="cpu")
@@ -763,7 +744,7 @@ PARTITIONS = ["iid", "dirichlet --beta 5", "missing --missing 1", "pathological 
 @pytest.mark.parametrize("how", PARTITIONS)
 @every_script
 def test_no_image_is_where_it_must_not_be(script, how, play):
-    """An image in two clients' training sets, in a training and a test set, or the server's test images (or
+    """Catches: an image in two clients' training sets, in a training and a test set, or the server's test images (or
     the validation images) in training; two clients with one model."""
     data = dataset([[20] * C, [14] * C], [[7] * C, [9] * C])._replace(domains=["plain", "thin"])
     clients = "--partition " + how + " --clients 3"
@@ -802,9 +783,10 @@ WATCHED = [("fedproto", "", "TM"), ("fedtgp", "", "TM"), ("fedtgp", "--uploads b
 
 @pytest.mark.parametrize("script, words, order", WATCHED)
 def test_what_a_client_does_with_its_model(script, words, order, play):
-    """Trains (T) on the batches of common.minibatches in train mode, takes class means (M) over all its
-    training images in eval mode, in the right order: a missing train() or eval(), test images, another
-    client's or last round's batches, uploads of another model. BatchNorm's counters and statistics agree."""
+    """Catches: a missing train() or eval(), test images, another client's or last round's batches, class means too
+    early or too late, uploads of another model, BatchNorm's counters or statistics that do not agree. A client trains
+    (T) on the batches of common.minibatches and takes class means (M) over all its training images, in the right
+    order."""
     story = play(script, BUSY + " " + words, 3, {1: [1, 0, 2], 2: [3, 1], 3: [1, 0, 2, 3]}, real=True)
     for t, records in story.rounds.items():
         for i, record in records.items():
@@ -847,7 +829,7 @@ def test_what_a_client_does_with_its_model(script, words, order, play):
 
 @every_script
 def test_training_switches_the_model_to_train_mode(script, play):
-    """A model that is still in eval mode, from class means or a test, and keeps BatchNorm's statistics."""
+    """Catches: a model that is still in eval mode, from class means or a test, and keeps BatchNorm's statistics."""
     story = play(script, BUSY, 2, None, real=True, prepare=lambda client, t: client.net.eval())
     for records in story.rounds.values():
         for record in records.values():
@@ -856,7 +838,8 @@ def test_training_switches_the_model_to_train_mode(script, play):
 
 @every_script
 def test_momentum_starts_at_zero_in_each_round(script, play):
-    """One step a round: momentum kept from the round before would show. Two steps: it is used."""
+    """Catches: momentum kept from the round before, which one step a round would show; no momentum, which two steps
+    would show."""
     words = "--lr 0.05 --batch-size 500" + {"fedlsa": " --server-steps 1"}.get(script, "")
     runs = [play(script, f"{words} --local-epochs {epochs} --momentum {momentum}", 3, None, real=True)
             for epochs, momentum in ((1, 0), (1, 0.9), (2, 0), (2, 0.9))]
@@ -867,8 +850,8 @@ def test_momentum_starts_at_zero_in_each_round(script, play):
 
 @every_script
 def test_batches(script, play):
-    """Each epoch takes every image once, with its class, in an order that differs from epoch to epoch, from
-    round to round, from client to client and from seed to seed, and is the same for the same seed."""
+    """Catches: an image that an epoch takes twice or not at all, or with another's class; an order that is the same in
+    another epoch, round, client or seed, or not the same for the same seed."""
     def orders(words):
         story, found = play(script, BUSY + " " + words, 2, None, real=True), {}
         for t, i in itertools.product((1, 2), story.clients):
@@ -893,11 +876,12 @@ def test_batches(script, play):
 
 @pytest.mark.parametrize("rule", ["average", "nearest"])
 def test_fedsa_margin_is_of_the_model_before_training(rule, play):
-    """FedSA Eqs. 5-9, two steps in float64: a margin of the model after a step, of the anchors alone, the
-    smaller of both, of the round before, or by the other rule would lead elsewhere."""
+    """Catches: a margin of the model after a step, of the anchors alone, the smaller of both, of the round before, or
+    by the other rule. Two steps in float64 (FedSA Eqs. 5-9)."""
     def margin_of(points):
-        away = [[euclidean(a, b) for b in points if b is not a] for a in points]
-        return np.mean([min(row) for row in away]) if rule == "nearest" else np.sum(away) / (len(points) - 1) ** 2
+        if rule == "nearest":
+            return mean(nearest_margins(points))
+        return average_margin(points)
     def larger(client, t):  # features, so that the clients' own margins exceed the anchors'
         for p in client.net.parameters():
             p.data *= 30 if t == 1 and p.dim() == 1 and client.id < 2 else 1
@@ -933,7 +917,7 @@ def test_fedsa_margin_is_of_the_model_before_training(rule, play):
 # ---- (d) prediction
 
 def test_a_class_never_seen_is_never_predicted(play):
-    """Prototypes so far away that what stands for the unseen classes (zeros) is nearer than any of them."""
+    """Catches: zeros, which stand for the unseen classes, predicted where all prototypes are farther away."""
     story = play("fedproto", "", 3, {1: [0, 2], 2: [2, 0, 1], 3: [3]}, shift=20.0)
     for t in (1, 2):
         prototypes, known = story.after(t)["prototypes"], story.after(t)["known"]
@@ -943,8 +927,8 @@ def test_a_class_never_seen_is_never_predicted(play):
         check_personal(story, t, prototypes, known)
 
 def test_the_best_round_of_fedfm_is_picked_on_validation_images(play):
-    """In round t the model answers class t - 1 only. Round 1 is the best on test images, round 2 in the mean
-    over clients' validation images, round 3 on all of these together, round 4 the last. Round 2 counts."""
+    """Catches: the round that is best on test images (1), on all validation images together (3), or the last (4). The
+    best in the mean over clients' validation images is 2. In round t the model answers class t - 1 only."""
     data = dataset([[4, 8, 90, 4], [4, 18, 0, 2], [4, 16, 0, 2], [3, 15, 1, 4]], [[9, 1, 1, 1]] * 4)
     story = play("fedfm", "--validation 0.5", 4, None, data, answer=True)
     tests = [100 * share for share in (9 / 12, 1 / 12, 1 / 12, 1 / 12)]
