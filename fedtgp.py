@@ -28,7 +28,7 @@ What the paper leaves open:
   * While the margin is below τ, server_loss cannot come near 0 (proof on the page). The authors say that accuracy
     jumps only then. Their code has --margin-rule nearest.
 Outcome: in the paper 6.1 points above FedProto on CIFAR-10, 10.6 on CIFAR-100 (Table 1, practical). Ours, last command,
-best rounds by prototype: 1.4 below FedProto, with code that kept unseen classes back. More: .github/papers/fedtgp.md.
+best rounds by prototype: 1.4 below FedProto, with code that sent nothing in round 1. More: .github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in glyphs, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                        Table 1, practical
