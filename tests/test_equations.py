@@ -605,7 +605,7 @@ def test_clients(script):
 
     args = SimpleNamespace(seed=0, local_epochs=2, batch_size=8, batches="all", lr=0.1, momentum=0.9,
                            weight_decay=0.01, lam=0.7, distance="mse", lam_r=0.3, lam_mcl=0.2, lam_cc=0.6,
-                           margin="average", tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4, lam_corr=0.9,
+                           margin_rule="average", tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4, lam_corr=0.9,
                            phi=0.5, match="cg", temperature=0.3, prox=0.8, augment=False, uploads="after",
                            finch_level="last", local_prototypes="mean")
     client, given = common.Client(0, common.Images(x, torch.tensor(y)), net=net), tensor(p).float()

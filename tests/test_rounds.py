@@ -437,8 +437,9 @@ def fedtgp_start(play, words):
     """The server's first weights: a round at no learning rate leaves them as they are."""
     return server_weights("fedtgp", play("fedtgp", f"{words} --lr 1e-30", rounds=1).end)
 
-@pytest.mark.parametrize("words", ["--margin pairwise", "--margin pairwise --tau 1.5", "--margin nearest",
-                                   "--margin fixed --tau 1.5", "--margin none", "--no-mlp"])
+@pytest.mark.parametrize("words", ["--margin-rule pairwise", "--margin-rule pairwise --tau 1.5",
+                                   "--margin-rule nearest", "--margin-rule fixed --tau 1.5", "--margin-rule none",
+                                   "--no-mlp"])
 def test_fedtgp(words, play):
     """Catches: Eq. 9 by counts or from old uploads, another margin, not clipped; Eq. 10 on zeros of absent classes; the
     server begun anew in each round or with momentum; not all C prototypes sent, from round 1 on, or used to predict;
@@ -446,7 +447,7 @@ def test_fedtgp(words, play):
     weights = fedtgp_start(play, words)
     story = play("fedtgp", words + " --lr 0.05 --momentum 0.9 --weight-decay 0.1")
     tau = float((re.findall("tau (.*)", words) or [100])[0])
-    rule = (re.findall(r"margin (\w+)", words) or ["pairwise"])[0]
+    rule = (re.findall(r"margin-rule (\w+)", words) or ["pairwise"])[0]
     prototypes = fedtgp_prototypes(weights).numpy()
     for t, records in story.rounds.items():
         check_given(story, t, prototypes=prototypes)
@@ -466,8 +467,8 @@ def test_fedtgp(words, play):
 def test_fedtgp_server_takes_every_upload_in_shuffled_batches(size, play):
     """Catches: all uploads at once, a smaller batch dropped, an upload twice. There are six, in batches of 2, 2 and 2,
     of 3 and 3, of 4 and 2: just one shuffle of them must lead to the server's prototypes."""
-    weights = fedtgp_start(play, "--margin none")
-    words = f"--margin none --lr 0.05 --server-epochs 1 --batches full --batch-size {size}"
+    weights = fedtgp_start(play, "--margin-rule none")
+    words = f"--margin-rule none --lr 0.05 --server-epochs 1 --batches full --batch-size {size}"
     story = play("fedtgp", words, 1, who={1: [3, 1]})
     uploads = [(v, c) for r in story.rounds[1].values() for v, c in zip(r["vectors"], r["classes"])]
     n = len(uploads)
@@ -885,7 +886,7 @@ def test_fedsa_margin_is_of_the_model_before_training(rule, play):
     def larger(client, t):  # features, so that the clients' own margins exceed the anchors'
         for p in client.net.parameters():
             p.data *= 30 if t == 1 and p.dim() == 1 and client.id < 2 else 1
-    words = f"--lam-r 0.1 --lam-mcl 2 --lam-cc 0.5 --distance euclidean --projection linear --margin {rule}"
+    words = f"--lam-r 0.1 --lam-mcl 2 --lam-cc 0.5 --distance euclidean --projection linear --margin-rule {rule}"
     story = play("fedsa", f"{words} --momentum 0 --lr 0.002 --local-epochs 2 --batch-size 500", 2,
                  {1: [0, 1, 2], 2: [1, 3]}, real=True, prepare=larger)
     larger_own = []

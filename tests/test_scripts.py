@@ -54,10 +54,10 @@ def test_rare_evaluation_changes_nothing_else(script, run):
     "fedproto --model htfe4 --momentum 0 --subset 0.02",
     "fedproto --partition domain --domain-clients plain:1,clutter:3 --domain-fraction 0.2",
     "fedproto --partition domain --clients 8",
-    "fedtgp --margin nearest --clients 1", "fedtgp --margin fixed --model htcnn8",
-    "fedtgp --margin none --no-mlp", "fedtgp --partition pathological --classes-per-client 1",
+    "fedtgp --margin-rule nearest --clients 1", "fedtgp --margin-rule fixed --model htcnn8",
+    "fedtgp --margin-rule none --no-mlp", "fedtgp --partition pathological --classes-per-client 1",
     "fedsa --projection none --participation 0.25",
-    "fedsa --distance mse --lam-r 10 --projection mlp --margin nearest --batches fixed",
+    "fedsa --distance mse --lam-r 10 --projection mlp --margin-rule nearest --batches fixed",
     "fedsa --alpha 0 --partition dominant", "fedsa --partition missing --missing 9",
     "fedlsa --compactness l2 --alpha 0", "fedlsa --model cnn4 --feature-dim 64 --partition iid --clients 3",
     "fedplcc --uniform-weights --phi 1 --alpha 0.25", "fedplcc --local-prototypes mean --finch-level first",
@@ -126,7 +126,7 @@ def test_defaults_give_way_to_flags_and_follow_the_data(tmp_path):
     """Catches: a preset that goes before what is typed, or two ways to say one thing at once."""
     args = arguments("fedsa", "--dataset cifar10 --rounds 7")
     assert (args.rounds, args.clients, args.batch_size, args.lam_mcl, args.lam_r) == (7, 20, 10, 0.01, 0.1)
-    assert (args.distance, args.projection, args.margin) == ("euclidean", "linear", "average")  # the paper's letter
+    assert (args.distance, args.projection, args.margin_rule) == ("euclidean", "linear", "average")  # the paper's
     assert arguments("fedsa", "--model htfe8").lam_mcl == 1 and arguments("fedsa", "--model cnn4").lam_mcl == 0.01
     assert arguments("fedsa", "--model htfe8 --lam-mcl 0").lam_mcl == 0
     args = arguments("fedlsa", "--domain-fraction 0.5")
