@@ -27,6 +27,9 @@ def final_state(script, checkpoint):
     state = checkpoint["state"]
     if script == "fedtgp":  # the server's network gives its prototypes
         state = (fedtgp_prototypes(server_weights(script, checkpoint)),)
+    if script == "fedlsa":  # so do the anchors, on the sphere
+        A = fedtgp_prototypes(server_weights(script, checkpoint))
+        state = (A / A.norm(dim=1, keepdim=True),)
     if isinstance(state, torch.Tensor) or script == "fedplcc":
         state = (state,)
     return as_arrays(script, state)
