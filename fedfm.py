@@ -30,7 +30,7 @@ What the paper leaves open:
   * It tunes λ and T_s for each row. Ours are its "generally" better 50 and 20, but T_s = 0 for data sets with domains.
   * Its s is a softmax already. We read L_CE(s, c) as −log s_c. A second softmax would make the gradient ten times
     smaller where all cosines are equal, and keep the loss above 1.46 (ten classes).
-  * NIID-2's dominant classes: ours are one on ten classes, C/K on more (the text has several, Table III one), with 46 %.
+  * NIID-2's dominant classes: ours are one of ten, or C/K, with 46 % of the images (the text: several; Table III: one).
   * NIID-1's cap (who has N/K images gets no more), CIFAR-100's augmentation, inputs: ours are the authors' code's.
 On glyphs it ends 27.7 points above FedAvg (three seeds; without warm-up), on MNIST, USPS and MNIST-M 6.6 points. In the
 paper it is 6.2 (CIFAR-10, NIID-1), 9.3 (CIFAR-100) and 6.6 points (CINIC-10) above FedAvg.
