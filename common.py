@@ -1,4 +1,4 @@
-"""What the six scripts share. No method lives here, but for FedLSA's projector in `convnet`.
+"""What the six scripts share. No method lives here.
 
     Part I    what a round needs: participants, minibatches, class means, averages, evaluation
     Part II   what it is fed with: clients and their images, models, partitions, data sets
@@ -370,7 +370,6 @@ def take(data, index, device):
 
 CONVNETS = {  # name: (number of 5x5 convolutions, widths of the fully connected layers)
     "cnn4": (2, [512]),
-    "lsa_cnn": (2, [512]),
     "htcnn8-1": (1, [512]),
     "htcnn8-2": (2, [512]),
     "htcnn8-3": (1, [512, 512]),
@@ -395,7 +394,7 @@ GROUPS = {  # client i gets the (i mod X)-th of a group's X architectures
     "htfe8-htc4": HTFE8,
 }
 HTC4 = [[], [512], [256], [128]]  # hidden layers of the four classifiers of a group whose name ends in htc4
-MODELS = ["cnn4", "lsa_cnn", *SMALL_RESNETS, *RESNETS, "googlenet", "mobilenet_v2", *GROUPS]
+MODELS = ["cnn4", *SMALL_RESNETS, *RESNETS, "googlenet", "mobilenet_v2", *GROUPS]
 
 
 def fully_connected(widths):
@@ -406,7 +405,7 @@ def fully_connected(widths):
     return layers
 
 
-def convnet(name, pixels, feature_dim):
+def convnet(name, pixels):
     """5x5 convolutions with 32 and 64 channels, each with max-pooling, then fully connected layers."""
     convolutions, widths = CONVNETS[name]
     layers, channels, size = [], 3, pixels
@@ -415,10 +414,7 @@ def convnet(name, pixels, feature_dim):
         channels = outputs
         size = (size - 4) // 2
     layers += [nn.Flatten(), *fully_connected([channels * size * size, *widths])]
-    net = nn.Sequential(*layers)
-    if name == "lsa_cnn":  # FedLSA's projector
-        net = nn.Sequential(net, nn.Linear(512, feature_dim))
-    return net
+    return nn.Sequential(*layers)
 
 
 def torchvision_net(name, small_stem):
@@ -443,6 +439,13 @@ def torchvision_net(name, small_stem):
     return net
 
 
+def build_extractor(name, pixels, small_stem):
+    """An architecture without its last layer, with random weights: images -> (B, any number)."""
+    if name in CONVNETS:
+        return convnet(name, pixels)
+    return torchvision_net(name, small_stem)
+
+
 def architecture(model, client):
     """Client i's feature extractor by name, and the hidden layers of its classifier."""
     hidden = HTC4[client % 4] if model.endswith("htc4") else []
@@ -452,20 +455,17 @@ def architecture(model, client):
     return model, hidden
 
 
-def build_net(data, args, client=0, net_class=Net, mean=(0.5,), std=(0.5,)):
-    """Client i's model, a Net or a subclass of it. Equal extractors start from equal weights."""
+def build_net(data, args, client=0, mean=(0.5,), std=(0.5,)):
+    """Client i's model. Equal extractors start from equal weights."""
     name, hidden = architecture(args.model, client)
     C, D = len(data.classes), args.feature_dim
     with seeded(args.seed, f"weights {name} ()"):  # any string would do, but another gives other weights
-        if name in CONVNETS:
-            extractor = convnet(name, data.x.shape[-1], D)
-        else:
-            extractor = torchvision_net(name, args.small_stem)
+        extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
         classifier = nn.Linear(widths[-1], C)
         if hidden:
             classifier = nn.Sequential(*fully_connected(widths), classifier)
-    net = net_class(extractor, classifier, D, C, mean, std)
+    net = Net(extractor, classifier, D, C, mean, std)
     return net.to(args.device, memory_format=torch.channels_last)
 
 

@@ -207,7 +207,7 @@ def contrast(s, y, classes, weights, tau):
     return mean(losses)
 
 
-def correlation(s, y, classes, weights, phi):
+def attraction(s, y, classes, weights, phi):
     """FedPLCC Eq. 8. φ is a decimal: ⌈0.07 · 100⌉ is 7."""
     losses = []
     for row, c in zip(s, y):
@@ -230,9 +230,14 @@ def test_fedplcc_losses(B, C, G, D, alpha, tau, phi):
     agree(fedplcc.similarity(tensor(z), tensor(vectors), alpha), s)                                    # Eq. 7
     for weights in (rng.random(G) + 0.1, np.ones(G)):
         for labels in (y, np.full(B, C)):  # nobody has sent a prototype of class C
-            given = tensor(s), torch.tensor(labels), torch.tensor(classes), tensor(weights)
-            agree(fedplcc.contrast(*given, tau), contrast(s, labels, classes, weights, tau))           # Eq. 6
-            agree(fedplcc.correlation(*given, phi), correlation(s, labels, classes, weights, phi))     # Eq. 8
+            own = torch.tensor(classes == labels[:, None])
+            given, seen = (tensor(s).requires_grad_(), own, tensor(weights)), own.any(1)
+            l_contra = fedplcc.mean_over(seen, fedplcc.contrast(*given, tau))                          # Eq. 6
+            l_corr = fedplcc.mean_over(seen, fedplcc.attraction(*given, phi))                          # Eq. 8
+            agree(l_contra, contrast(s, labels, classes, weights, tau))
+            agree(l_corr, attraction(s, labels, classes, weights, phi))
+            (l_contra + l_corr).backward()
+            assert given[0].grad.isfinite().all()
     zero = tensor(z * 0).requires_grad_()
     fedplcc.similarity(zero, tensor(vectors), alpha).sum().backward()
     assert zero.grad.isfinite().all()
@@ -315,8 +320,8 @@ def test_means_over_clients(K, C, D):
     for alpha in (0.9999, 0.5, 0.0, 1.0):                                                          # FedSA Eq. 10
         want = [alpha * a + (1 - alpha) * m if s else a for a, m, s in zip(old, weighted, seen)]
         agree(fedsa.ema(tensor(old), tensor(weighted), torch.tensor(seen), alpha), want)
-    for how, want in dict(weighted=weighted, uniform=filled).items():                              # FedFM Eq. 9, VII-D
-        anchors, known = fedfm.aggregate_anchors(*sent, tensor(old), torch.tensor(had), how)
+    for rule, want in ((fedfm.weighted_anchors, weighted), (fedfm.uniform_anchors, filled)):        # FedFM Eq. 9, VII-D
+        anchors, known = rule(*sent, tensor(old), torch.tensor(had))
         agree(anchors, [want[c] if owners[c] else old[c] for c in range(C)])
         assert known.tolist() == (had | seen).tolist()
 
@@ -518,9 +523,7 @@ def test_fedlsa_server(C):
     """Catches: anchors that are not normalised, a term left out, another optimizer, a classifier that is trained as
     well. Three steps (FedLSA Eqs. 3-5, A = nor(Θ(R)))."""
     torch.manual_seed(C)
-    server, classifier = fedlsa.AnchorNet(C, 4), torch.nn.Linear(4, C).double()
-    server.R = torch.nn.Parameter(torch.randn(C, 3))  # the same in small
-    server.theta = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU(), torch.nn.Linear(3, 4))
+    server, classifier = fedlsa.AnchorNet(C, 3, 4), torch.nn.Linear(4, C).double()
     server, frozen = server.double(), weights_of(classifier)
 
     def anchors(weights):
@@ -573,7 +576,7 @@ def beside_cross_entropy(script, z, y, p, weights, start, margin):
         return 0.7 * compactness(z, y, p, 0.5)
     if script == "fedplcc":                                                                        # FedPLCC Eq. 4
         s = similarities(z, p, 0.5)
-        return 0.4 * contrast(s, y, KINDS, SHARES, 0.5) + 0.9 * correlation(s, y, KINDS, SHARES, 0.5)
+        return 0.4 * contrast(s, y, KINDS, SHARES, 0.5) + 0.9 * attraction(s, y, KINDS, SHARES, 0.5)
     moved = sum(((a - b) ** 2).sum() for a, b in zip(weights, start))
     return 0.7 * guiding(z, y, p, TWO_EXIST, 0.3) + 0.8 * moved / 2                                # FedFM Eqs. 2, 10
 
@@ -613,7 +616,7 @@ def test_clients(script):
         upload = globals()[script].client_update(client, given, 1, args)
     elif script == "fedplcc":
         prototypes = fedplcc.Prototypes(given, torch.tensor(KINDS), torch.tensor(SHARES))
-        upload = fedplcc.client_update(client, prototypes, True, 1, args)
+        upload = fedplcc.client_update(client, prototypes, 1, args)
     else:
         upload = globals()[script].client_update(client, given, torch.tensor(TWO_EXIST), 1, args)
     agree(upload.loss, mean(losses), 1e-5)  # float32

@@ -15,7 +15,9 @@ def net(model, client=0, net_class=common.Net, pixels=32, classes=10, **other):
     args = SimpleNamespace(**{**dict(model=model, feature_dim=512, small_stem=False, seed=0, device="cpu"), **other})
     nothing = torch.zeros(0)
     data = common.Dataset(torch.zeros(1, 3, pixels, pixels).byte(), nothing, nothing, nothing, [""] * classes, [""])
-    return common.build_net(data, args, client, net_class)
+    if net_class is fedlsa.SphereNet:
+        return fedlsa.build_sphere_net(data, args)
+    return common.build_net(data, args, client)
 
 
 def size(module):
@@ -66,7 +68,7 @@ def test_parameter_counts():
     """Catches: another kernel, width or depth than the papers', or a last layer that stayed."""
     cnn4 = 2432 + 51264 + 1600 * 512 + 512
     assert size(net("cnn4")) == cnn4 + 5130
-    assert size(net("lsa_cnn", feature_dim=128)) == cnn4 + 512 * 128 + 128 + 1290
+    assert size(net("cnn4", net_class=fedlsa.SphereNet, feature_dim=128)) == cnn4 + 512 * 128 + 128 + 1290
     assert size(net("resnet18")) == 11_181_642  # FedFM's table: 11,182 k
     assert size(net("resnet50", small_stem=True, feature_dim=2048, classes=100)) == 23_705_252  # and 23,705 k
     heads = dict(resnet34=513_000, googlenet=1_025_000, mobilenet_v2=1_281_000)

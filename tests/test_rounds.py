@@ -28,6 +28,9 @@ def final_state(script, checkpoint):
     state = checkpoint["state"]
     if script == "fedtgp":  # the server's network gives its prototypes
         state = (fedtgp_prototypes(server_weights(script, checkpoint)),)
+    if script == "fedlsa":  # so do the anchors, on the sphere
+        A = fedtgp_prototypes(server_weights(script, checkpoint))
+        state = (A / A.norm(dim=1, keepdim=True),)
     if isinstance(state, torch.Tensor) or script == "fedplcc":
         state = (state,)
     return as_arrays(script, state)
@@ -189,6 +192,8 @@ class Clients:
         sizes = y.bincount(minlength=client.net.classes)[classes]
         if self.script == "fedplcc":
             sizes = torch.randint(1, 9, sizes.shape, generator=rng)
+            if args.lam_contra == args.lam_corr == 0:  # FedAvg: nothing to send
+                vectors, classes, sizes = vectors[:0], classes[:0], sizes[:0]
         record.update(vectors=array(vectors), classes=classes.tolist(), sizes=sizes.tolist())
         return make_upload(self.script, client, vectors, classes, sizes, client.net.classes,
                            torch.tensor(t + 0.25 * client.id ** 2))
@@ -543,6 +548,12 @@ def test_fedavg(script, words, play):
         check_log(story, t, len(records) * d, len(records) * d)
         check_global(story, t, state)
     assert not {"server_loss", "nearest_cosine"} & story.rows[0].keys()
+
+def test_fedplcc_without_its_losses_sends_no_clusters(play):
+    """Catches: clusters that are made and counted, though no loss uses them."""
+    story = play("fedplcc", "--lam-contra 0 --lam-corr 0", 2, None, real=True)
+    for row in story.rows:
+        assert row["up"] == row["down"] == K * weights_of_model(story) and row["prototypes"] == 0
 
 def table(vectors, classes, weights):
     """Clusters as rows in one order."""
