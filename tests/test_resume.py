@@ -108,12 +108,12 @@ def test_checkpoints_that_are_refused(run, capsys, tmp_path, monkeypatch):
         assert stop.value.code == 2 and text in error and error.count("\n") == 1, error
         assert (folder / "args.json").read_text() == about
     for words, text in {"--lam 0.7": "must be 0.1", "--rounds 1": "2 are done", "--dataset cifar10": "must be glyphs",
-                        "--clients 5": "must be 4", "--trials 2": "cannot be resumed"}.items():
+                        "--clients 5": "must be 4", "--trials 2": "not allowed with"}.items():
         says(text, words)
     says("not one of fedsa.py", script="fedsa")
     for content in (good[:len(good) // 2], good[:-10], b"", b"hello", pickle.dumps(Evil(), 2)):
         path.write_bytes(content)
-        says("complete checkpoint")
+        says("damaged")
     for other in (Evil(), {"weights": torch.zeros(3)}, [1, 2]):
         torch.save(other, path)
         says("checkpoint.pt")
