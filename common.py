@@ -626,6 +626,9 @@ def by_domain(y, domain, domains, args, rng):
 
 PARTITIONS = {"iid": iid, "dirichlet": dirichlet, "pathological": pathological, "dominant": dominant,
               "missing": missing}  # and "domain": by_domain
+PARTITION_OF = {  # flags that all other partitions ignore
+    "beta": "dirichlet", "classes_per_client": "pathological", "dominant_share": "dominant", "missing": "missing",
+    "domain_clients": "domain", "domain_fraction": "domain", "images_per_class": "domain"}
 
 
 # --- data sets ------------------------------------------------------------------------------------
@@ -780,7 +783,7 @@ def download(name, folder, size):
     x, y = decoded(parts, names, size, cache, name)
     classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, where torchvision has them
     test = torch.arange(len(y)) >= len(y) - len(parts[-1])
-    return Dataset(x, y, torch.zeros_like(y), test, list(classes), [name])
+    return Dataset(x, y, torch.zeros_like(y), test, [str(kind) for kind in classes], [name])
 
 
 # --- glyphs: the built-in data set ----------------------------------------------------------------
@@ -901,9 +904,13 @@ class Run:
     A method of your own has to keep three rules, so that it can be reported and resumed:
       * `modules` lists every model that lasts over rounds: the clients' own, the global one, the server's.
       * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round. Pass () if there
-        are none.
+        are none. What each client keeps is a row of one tensor, found by client.id.
       * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}, and `headline` names the one
-        that comes first. Tables and figures show the predictions "classifier", "prototype" and "test"."""
+        that comes first. Tables and figures show the predictions "classifier", "prototype" and "test".
+    All settings of fedlsa, fedplcc and fedfm have momentum 0.9, and so have the others' for glyphs. A method that
+    counts on plain SGD steps, as SCAFFOLD does, sets it to 0."""
+
+    latest = None  # the run that began last; Ctrl-C asks for its folder
 
     def __init__(self, args, headline, modules):
         self.args = args
@@ -911,11 +918,11 @@ class Run:
         self.modules = modules
         self.rows = []  # of log.csv
         self.began = None  # when the round began
-        self.folder = Path(args.resume) if args.resume else new_folder(args)
-        self.write_args()
+        self.folder = Path(args.resume) if args.resume else None  # made when a round has ended; not for a failed start
+        Run.latest = self
 
-    def write_args(self):
-        about = {"script": self.args.script, "headline": self.headline, **settings_of(self.args)}
+    def write_args(self, **results):
+        about = {"script": self.args.script, "headline": self.headline, **settings_of(self.args, NOT_LOGGED), **results}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
 
     def resume(self, state):
@@ -927,6 +934,7 @@ class Run:
         for module, weights in zip(self.modules, saved["modules"], strict=True):
             module.load_state_dict(weights)
         self.rows = saved["rows"]
+        self.write_args()
         self.write_log()  # without the rounds after the checkpoint, which run again
         print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
         return saved["state"]
@@ -944,8 +952,11 @@ class Run:
         up, down: how many numbers all clients sent and received; extra: further columns of the log."""
         losses = torch.stack(losses)
         if not losses.isfinite().all():
-            sys.exit(f"round {t}: a client's loss is not finite; lower --lr {self.args.lr:g} or a λ. "
-                     f"What was kept before it is in {self.folder}")
+            before = f". What was kept before it is in {self.folder}" if self.folder else ""
+            sys.exit(f"round {t}: a client's loss is not finite; lower --lr {self.args.lr:g} or a λ{before}")
+        if self.folder is None:
+            self.folder = new_folder(self.args)
+            self.write_args()
 
         row = {"round": t}
         if scores:
@@ -990,19 +1001,19 @@ class Run:
         every = self.args.checkpoint_every
         if every == 0 or (t % every != 0 and t != self.args.rounds):
             return
-        saved = {"script": self.args.script, "settings": settings_of(self.args), "rows": self.rows, "state": state,
-                 "modules": [module.state_dict() for module in self.modules]}
+        saved = {"script": self.args.script, "settings": settings_of(self.args, NOT_RESUMED), "rows": self.rows,
+                 "state": state, "modules": [module.state_dict() for module in self.modules]}
         scratch = self.folder / "checkpoint.tmp"
         torch.save(saved, scratch)
         scratch.replace(self.folder / "checkpoint.pt")
 
 
-NOT_SETTINGS = ["script", "data", "device", "workers", "trials", "out", "name", "resume", "checkpoint_every",
-                "no_plots"]  # they decide no number, and a resumed run may have others
+NOT_RESUMED = ["script", "device", "trials", "out", "name", "resume", "no_plots"]  # each start has its own
+NOT_LOGGED = [*NOT_RESUMED, "data", "workers", "checkpoint_every"]  # they decide no number
 
 
-def settings_of(args):
-    return {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
+def settings_of(args, without):
+    return {name: value for name, value in vars(args).items() if name not in without}
 
 
 def load_checkpoint(folder, script):
@@ -1012,11 +1023,11 @@ def load_checkpoint(folder, script):
         fail(f"--resume {folder}: no checkpoint.pt there (a run with --checkpoint-every 0 leaves none)")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        known = saved["script"] == script
+        its_script = saved["script"]
     except Exception:  # which one depends on where the file is cut
-        known = False
-    if not known:
-        fail(f"--resume {folder}: its checkpoint.pt is damaged, or not one of {script}.py")
+        fail(f"--resume {folder}: its checkpoint.pt is damaged, or no run's")
+    if its_script != script:
+        fail(f"--resume {folder}: its checkpoint.pt is not one of {script}.py, it goes on with {its_script}.py")
     return saved
 
 
@@ -1090,6 +1101,7 @@ def summarize(run, baseline=None):
     log, results = read_log(run.folder), {}
     if baseline is not None:
         print(f"answering each client's most frequent class: {baseline:.2f} %")
+        run.write_args(most_frequent_class=baseline)
     images = "validation" if "acc_validation" in log else "test"
     for kind in predictions(log):
         best, t, final = best_and_final(log, kind)
@@ -1125,13 +1137,15 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
     groups = {}
     if net is None:
         for client in sorted(clients, key=lambda client: -len(client.test.y))[:6]:
-            groups[f"client {client.id} {client.domain}"] = client.net, client.test
+            groups[f"client {client.id} {client.domain}".strip()] = client.net, client.test
     else:
         for name, images in tests.items():
             groups[name] = net, images
 
     figures = {"partition": plot_partition(clients, names), "curves": plot_curves(read_log(run.folder), baseline)}
     figures["features"] = plot_features(groups, prototypes, classes, names, run.args.seed)
+    if net is None:
+        figures["features"].supxlabel("a client with few classes forms islands, with guidance, too", fontsize="medium")
     if len(prototypes):
         figures["margins"] = plot_margins(clients, prototypes, classes, names)
     for name, figure in figures.items():
@@ -1144,7 +1158,7 @@ def label_ticks(axis, names):
     """Names as the ticks of an axis, at most forty of them."""
     every = math.ceil(len(names) / 40)
     axis.set_ticks(range(0, len(names), every), names[::every])
-    if axis.axis_name == "x":
+    if axis.axis_name == "x" and max(map(len, names)) > 3:
         axis.set_tick_params(rotation=90)
 
 
@@ -1155,10 +1169,11 @@ def plot_partition(clients, names):
     client, c = counts.nonzero()
     figure = Figure(figsize=(max(6, 3 + min(12, K / 3)), 2 + min(9, C / 3)))
     axis = figure.subplots()
-    axis.scatter(client, c, s=400 * min(1, 10 / C) ** 2 / counts.max() * counts[client, c], alpha=0.7)
-    axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class")
-    axis.margins(0.7 / max(K, C))
-    label_ticks(axis.xaxis, [f"{client.id} {client.domain}" for client in clients])
+    area = 400 * min(1, 10 / C) ** 2 / counts.max()
+    axis.scatter(client, c, s=area * counts[client, c], alpha=0.7)
+    axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class",
+             xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3))
+    label_ticks(axis.xaxis, [f"{client.id} {client.domain}".strip() for client in clients])
     label_ticks(axis.yaxis, names)
     return figure
 
@@ -1283,25 +1298,21 @@ def compare(folders):
     if not named:
         fail("no run folders given; try: python common.py runs/*")
 
-    tables = {}  # {data set and partition: {label of a row: {seed: log}}}
+    tables = {}  # {data set and partition: {label of a row: [(settings, log)]}}
     for (setting, name), runs in named.items():
         table = tables.setdefault(setting, {})
         differing = differences([about for _, about, _ in runs])
         if differing:
             print(f"{name}: no mean, as these runs have {' and '.join(differing)}")
         for folder, about, log in runs:
-            table.setdefault(str(folder) if differing else name, {})[about["seed"]] = log
+            table.setdefault(str(folder) if differing else name, []).append((about, log))
 
     for setting, table in tables.items():
-        print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images")
-        print("| run | seeds | by | best % | final % | rounds |\n|---|---|---|---|---|---|")
+        print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images;\n"
+              "lead: of the final accuracy over answering each client's most frequent class")
+        print("| run | seeds | models | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|---|")
         for label, runs in table.items():
-            seeds = ",".join(str(seed) for seed in sorted(runs))
-            lengths = sorted({len(log["round"]) for log in runs.values()})
-            rounds = " or ".join(str(length) for length in lengths)
-            for kind in predictions(*runs.values()):
-                best, _, final = zip(*[best_and_final(log, kind) for log in runs.values()])
-                print(f"| {label} | {seeds} | {kind} | {mean_std(best)} | {mean_std(final)} | {rounds} |")
+            print_row(label, runs)
         path = Path(folders[0]).parent / f"compare-{setting}.png"
         plot_comparison(setting, table).savefig(path)
         print(f"drawn in {path}")
@@ -1312,31 +1323,53 @@ def differences(settings):
     found = []
     for name in settings[0]:
         values = [one.get(name) for one in settings]
-        if name != "seed" and any(value != values[0] for value in values):
-            found.append(f"other {name}")
-        elif name == "seed" and len(set(values)) < len(values):
+        if name == "seed" and len(set(values)) < len(values):
             found.append("the same seed")
+        if name not in ("seed", "most_frequent_class") and any(value != values[0] for value in values):
+            found.append(f"other {name}")
     return found
+
+
+def print_row(label, runs):
+    """The lines of some runs [(settings, log)] in the table, one for each kind of prediction."""
+    logs = [log for _, log in runs]
+    seeds = ",".join(str(seed) for seed in sorted(about["seed"] for about, _ in runs))
+    rounds = " or ".join(str(length) for length in sorted({len(log["round"]) for log in logs}))
+    usual = [about.get("most_frequent_class", math.nan) for about, _ in runs]
+    for kind in predictions(*logs):
+        best, _, final = zip(*[best_and_final(log, kind) for log in logs])
+        models, by, lead = "own", kind, ""
+        if kind == "test":
+            models, by = "global", "classifier"
+        elif np.isfinite(usual).all():  # else a run has not ended
+            lead = mean_std(np.subtract(final, usual))
+        print(f"| {label} | {seeds} | {models} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} | {rounds} |")
 
 
 def plot_comparison(title, table):
     """Test accuracy over rounds, like with like: a panel for each kind of prediction; lines are means over seeds,
-    bands their ranges. table {label: {seed: log}}."""
-    kinds = predictions(*[log for runs in table.values() for log in runs.values()])
+    bands their ranges; grey is the most frequent class of each row. table {label: [(settings, log)]}."""
+    kinds = predictions(*[log for runs in table.values() for _, log in runs])
     figure = Figure(figsize=(6 * len(kinds), 4.5 + 0.12 * len(table)))
     panels = figure.subplots(1, len(kinds), squeeze=False)[0]
     lines = {}
     for kind, axis in zip(kinds, panels):
-        axis.set(title=f"by {kind}" if kind != "test" else "global model", xlabel="round", ylabel="test accuracy (%)")
+        title_of_panel = "one global model" if kind == "test" else f"clients' own models, by {kind}"
+        axis.set(title=title_of_panel, xlabel="round", ylabel="test accuracy (%)")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         for n, (label, runs) in enumerate(table.items()):
-            if kind in predictions(*runs.values()):
-                length = min(len(log["round"]) for log in runs.values())
-                scores = np.stack([log[f"acc_{kind}"][:length] for log in runs.values()])  # (seeds, rounds)
-                seen = np.isfinite(scores).all(0).nonzero()[0]
-                low, mean, high = scores[:, seen].min(0), scores[:, seen].mean(0), scores[:, seen].max(0)
-                lines[label], = axis.plot(seen + 1, mean, **line_style(n))
-                axis.fill_between(seen + 1, low, high, color=f"C{n % 10}", alpha=0.15)
+            logs = [log for _, log in runs]
+            if kind not in predictions(*logs):
+                continue
+            length = min(len(log["round"]) for log in logs)
+            scores = np.stack([log[f"acc_{kind}"][:length] for log in logs])  # (seeds, rounds)
+            seen = np.isfinite(scores).all(0).nonzero()[0]
+            low, mean, high = scores[:, seen].min(0), scores[:, seen].mean(0), scores[:, seen].max(0)
+            lines[label], = axis.plot(seen + 1, mean, **line_style(n))
+            axis.fill_between(seen + 1, low, high, color=f"C{n % 10}", alpha=0.15)
+            usual = [about.get("most_frequent_class", math.nan) for about, _ in runs]
+            if kind != "test" and np.isfinite(usual).all():
+                lines["most frequent class"] = axis.axhline(np.mean(usual), color="grey", linewidth=3, alpha=0.4)
     figure.suptitle(title)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)
     return figure
@@ -1372,6 +1405,15 @@ def at_least(low, high=10**9):
     return number(int, lambda value: low <= value <= high, f"at least {low} and at most {high}")
 
 
+def dataset_name(text):
+    """A type for argparse: "CIFAR-10" -> "cifar10", and so all names of torchvision; other words stay."""
+    plain = re.sub("[-_]", "", text).lower()
+    for name, class_name in TORCHVISION.items():
+        if plain in (name, class_name.lower()):
+            return name
+    return word(text)
+
+
 def domain_clients(text):
     """A type for argparse: "mnist:1,usps:4" -> {"mnist": 1, "usps": 4}."""
     numbers = {}
@@ -1398,7 +1440,7 @@ def make_parser(description):
     parser.error = fail
 
     add = parser.add_argument_group("data").add_argument
-    add("--dataset", type=word, default="glyphs",
+    add("--dataset", type=dataset_name, default="glyphs",
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
@@ -1505,14 +1547,15 @@ def parse(script, description, settings, add_flags, words=None):
             parser.set_defaults(**{one: None})
     args = parser.parse_args(words)
 
-    if "domain_clients" in typed and args.partition != "domain":
-        fail(f"--domain-clients: has no meaning with --partition {args.partition}")
+    for name in typed:
+        if args.partition != PARTITION_OF.get(name, args.partition):
+            fail(f"--{name.replace('_', '-')}: has no meaning with --partition {args.partition}")
     if args.clients is None and args.partition != "domain":
         fail(f"--partition {args.partition}: needs --clients, too")
     if args.resume:
         for name, value in typed.items():
             before = preset.get(name, value)
-            if value != before and name != "rounds":
+            if value != before and name not in NOT_LOGGED + ["rounds"]:
                 fail(f"--{name.replace('_', '-')} {value}: must be {before}, as in {args.resume}")
         if args.rounds < len(saved["rows"]):
             fail(f"--rounds {args.rounds}: {len(saved['rows'])} are done in {args.resume}")
@@ -1536,7 +1579,10 @@ def run_script(script, description, main, settings, add_flags, words=None):
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            sys.exit("\nstopped by Ctrl-C; from a checkpoint, --resume FOLDER goes on")
+            folder = Run.latest.folder if Run.latest else None
+            if folder and (folder / "checkpoint.pt").exists():
+                sys.exit(f"\nstopped by Ctrl-C; --resume {folder} goes on from the last checkpoint")
+            sys.exit("\nstopped by Ctrl-C, without a checkpoint to go on from")
     if args.trials > 1:
         for name in results[0]:
             print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")
@@ -1544,4 +1590,6 @@ def run_script(script, description, main, settings, add_flags, words=None):
 
 
 if __name__ == "__main__":
-    compare(sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Print a table of runs, and draw their accuracies over rounds.")
+    parser.add_argument("folders", nargs="+", help="run folders, such as runs/*")
+    compare(parser.parse_args().folders)

@@ -58,13 +58,16 @@ def test_every_group_has_a_marker_of_its_own_name():
 def test_legends_and_stars_stay_inside():
     """The largest marker and the legends are within the figure, for many runs and long names."""
     a_log = {"round": np.arange(1, 4), "acc_classifier": np.full(3, 50.0), "acc_prototype": np.arange(41, 44)}
-    table = {f"fedproto-cifar10-a-rather-long-name-{n}": {0: a_log, 1: a_log} for n in range(14)}
+    runs = [({"seed": 0, "most_frequent_class": 30.0}, a_log), ({"seed": 1, "most_frequent_class": 32.0}, a_log)]
+    table = {f"fedproto-cifar10-a-rather-long-name-{n}": runs for n in range(14)}
     figure = common.plot_comparison("cifar10", table)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-    assert [axis.get_title() for axis in figure.axes] == ["by classifier", "by prototype"]
-    assert all(len(axis.lines) == 14 for axis in figure.axes)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["clients' own models, by classifier", "clients' own models, by prototype"]
+    assert all(len(axis.lines) == 28 for axis in figure.axes)
+    assert figure.axes[0].lines[1].get_ydata()[0] == 31  # the most frequent class
 
 
 def test_no_star_of_margins_is_cut(run, monkeypatch):
@@ -93,15 +96,18 @@ def test_comparing_runs(run, tmp_path, capsys):
     common.compare(sorted((tmp_path / "runs").iterdir()))
     out = capsys.readouterr().out
     rows = table(out)
-    assert [row[:3] for row in rows] == [  # runs of one name and seed do not overwrite each other
-        ["fedfm-glyphs", "0", "test"],
-        ["fedproto-glyphs-off-s0", "0", "classifier"], ["fedproto-glyphs-off-s0", "0", "prototype"],
-        ["fedproto-glyphs-off-s0-2", "0", "classifier"], ["fedproto-glyphs-off-s0-2", "0", "prototype"],
-        ["fedproto-glyphs", "0,1", "classifier"], ["fedproto-glyphs", "0,1", "prototype"]]
-    assert "fedproto-glyphs-off: no mean, as these runs have other eval_every and the same seed" in out
+    assert [row[:4] for row in rows] == [  # runs of one name and seed do not overwrite each other
+        ["fedfm-glyphs", "0", "global", "classifier"],
+        ["fedproto-glyphs-off-s0", "0", "own", "classifier"], ["fedproto-glyphs-off-s0", "0", "own", "prototype"],
+        ["fedproto-glyphs-off-s0-2", "0", "own", "classifier"], ["fedproto-glyphs-off-s0-2", "0", "own", "prototype"],
+        ["fedproto-glyphs", "0,1", "own", "classifier"], ["fedproto-glyphs", "0,1", "own", "prototype"]]
+    assert "fedproto-glyphs-off: no mean, as these runs have the same seed and other eval_every" in out
     best = max(log(one.folder), key=lambda row: row["acc_validation"])["acc_test"]
-    assert rows[0][3:5] == [f"{best:.2f}", f"{one.rows[-1]['acc_test']:.2f}"]
-    assert "±" in rows[5][3] and "±" not in rows[3][3]
+    assert rows[0][4:6] == [f"{best:.2f}", f"{one.rows[-1]['acc_test']:.2f}"] and rows[0][6] == ""
+    assert "±" in rows[5][4] and "±" not in rows[3][4]
+    off = tmp_path / "runs" / "fedproto-glyphs-off-s0"
+    usual = json.loads((off / "args.json").read_text())["most_frequent_class"]
+    assert rows[1][6] == f"{log(off)[-1]['acc_classifier'] - usual:.2f}"
     assert (tmp_path / "runs" / "compare-glyphs-dirichlet.png").exists()
     with pytest.raises(SystemExit) as stop:
         common.compare([tmp_path])
