@@ -82,7 +82,10 @@ class Net(nn.Module):
 
     features(x)    images (B, 3, height, width) in [0, 255], normalised here -> features (B, D)
     classifier(z)  features (B, D) -> logits (B, C)
-    net(x)         both"""
+    net(x)         both
+
+    Clients with equal extractors start from equal weights (build_net in Part II). So they begin with one feature space,
+    without which others' prototypes mean little to a client. No paper says how its models start."""
 
     def __init__(self, extractor, classifier, feature_dim, classes, mean=(0.5,), std=(0.5,)):
         super().__init__()
@@ -110,29 +113,26 @@ def participants(clients, t, args):
 
 
 def for_each_client(function, clients, *arguments, workers):
-    """`[function(client, *arguments) for client in clients]`, in this order, with `workers` clients side by side.
+    """`[function(client, *arguments) for client in clients]`, in this order, but `workers` clients side by side.
 
-    On a CPU a client's batches are too small to keep several cores busy. So clients run in parallel, and each
-    worker computes with one torch thread."""
-    show_progress(f"client 0/{len(clients)}")
-    if workers == 1:
-        results = []
-        for n, client in enumerate(clients, start=1):
-            results.append(function(client, *arguments))
-            show_progress(f"client {n}/{len(clients)}")
-        return results
+    On a CPU a client's batches are too small to keep several cores busy. So a client runs in a thread that computes on
+    one core, as many at a time as there are cores (workers 0). On a GPU clients run one after the other."""
+    def run(client):
+        result = function(client, *arguments)
+        if client.net is not None:
+            client.net.zero_grad()  # gradients that nobody needs any more would double a client's memory
+        return result
+
+    on_cpu = clients[0].train.y.device.type == "cpu"
+    threads = (workers or os.cpu_count()) if on_cpu else 1
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))  # it holds for one thread
     jobs = {}
-    pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))  # it holds for one thread
     try:
-        largest_first = sorted(clients, key=lambda client: -len(client.train.y))  # no worker waits long at the end
-        for client in largest_first:
-            jobs[client.id] = pool.submit(function, client, *arguments)
+        for client in sorted(clients, key=lambda client: -len(client.train.y)):  # largest first: no wait at the end
+            jobs[client.id] = pool.submit(run, client)
         for n, job in enumerate(as_completed(jobs.values()), start=1):
             job.result()  # raises the client's error, if there was one
             show_progress(f"client {n}/{len(clients)}")
-    except KeyboardInterrupt:
-        show_progress("stopping after these clients ...")
-        raise
     finally:
         pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C no further client begins
     return [jobs[client.id].result() for client in clients]
@@ -147,13 +147,12 @@ def minibatches(client, t, args):
     rng = generator(args.seed, "batches", t, client.id)
     x, y = client.train
     for _ in range(args.local_epochs):
-        for index in batches(len(y), args.batch_size, rng, args.batches):
-            index = index.to(y.device)
+        for index in batches(len(y), args.batch_size, rng, args.batches, y.device):
             yield x[index], y[index]
 
 
-def batches(n, batch_size, rng, rule="all"):
-    """One epoch over n samples -> [indices (B,)].
+def batches(n, batch_size, rng, rule="all", device="cpu"):
+    """One epoch over n samples -> [indices (B,)], on the device.
 
     rule "all"    every sample is used; a last batch of one joins the batch before, as BatchNorm needs two
          "full"   a last, smaller batch is dropped, unless it is the only one
@@ -161,7 +160,7 @@ def batches(n, batch_size, rng, rule="all"):
     order = torch.arange(n)
     if rule != "fixed":
         order = torch.from_numpy(rng.permutation(n))
-    parts = list(order.split(batch_size))
+    parts = list(order.to(device).split(batch_size))
 
     if len(parts) > 1 and len(parts[-1]) < batch_size:
         if rule in ("full", "fixed"):
@@ -182,15 +181,15 @@ def extract(net, x):
 
 
 def class_means(net, images):
-    """Local prototypes (FedTGP and FedSA Eq. 2, FedFM Eq. 8): P_i^c, the mean feature of the images of class c.
+    """Each class's mean feature, a client's prototypes (FedProto, FedTGP and FedSA Eq. 2, FedFM Eq. 8).
 
-    Switches the net to eval mode -> prototypes (C, D), zero for an absent class, and counts n_ic (C,)."""
+    Switches the net to eval mode -> means (C, D), zero for an absent class, and numbers of images (C,)."""
     features = extract(net, images.x)
     counts = torch.bincount(images.y, minlength=net.classes)
-    prototypes = features.new_zeros(net.classes, features.shape[1])
+    means = features.new_zeros(net.classes, features.shape[1])
     for c in images.y.unique():
-        prototypes[c] = features[images.y == c].mean(0)
-    return prototypes, counts
+        means[c] = features[images.y == c].mean(0)
+    return means, counts
 
 
 def distances(a, b):
@@ -221,10 +220,6 @@ def model_size(net):
 
 # --- evaluation -----------------------------------------------------------------------------------
 
-def evaluation_is_due(t, args):
-    return t % args.eval_every == 0 or t == args.rounds
-
-
 def nearest_prototype(z, prototypes, known=None):
     """The class of the nearest prototype. z (n, D), prototypes (C, D), known (C,) bool, which classes have one
     (None: all) -> (n,)."""
@@ -247,7 +242,7 @@ def evaluate_personal(clients, prototypes, t, args, known=None):
     """Accuracy in % of all clients, each by its own model on its own test images: Σ right / Σ images.
 
     -> {"classifier": %, "prototype": %}, or {} in a round that --eval-every leaves out."""
-    if not evaluation_is_due(t, args):
+    if t % args.eval_every != 0 and t != args.rounds:
         return {}
     right = for_each_client(right_answers, clients, prototypes, known, workers=args.workers)
     by_classifier, by_prototype = zip(*right)
@@ -277,16 +272,16 @@ def evaluate_global(net, tests, t, args):
 
     tests {domain: Images} -> {"test": mean over domains}, and each domain's where there are several; or {} in a
     round that --eval-every leaves out."""
-    if not evaluation_is_due(t, args):
+    if t % args.eval_every != 0 and t != args.rounds:
         return {}
     scores = {}
     for name, images in tests.items():
         show_progress(f"testing {name}")
         scores[name] = accuracy(net, images)
-    mean = sum(scores.values()) / len(scores)
-    if len(scores) == 1:
-        return {"test": mean}
-    return {"test": mean, **scores}
+    mean = {"test": sum(scores.values()) / len(scores)}
+    if len(scores) > 1:
+        mean.update(scores)
+    return mean
 
 
 # ======================================================================================================
@@ -429,10 +424,8 @@ def torchvision_net(name, small_stem):
     else:
         net = getattr(torchvision.models, name)(weights=None)
 
-    if name == "mobilenet_v2":
-        net.classifier = nn.Identity()
-    else:
-        net.fc = nn.Identity()
+    last_layer = "classifier" if name == "mobilenet_v2" else "fc"
+    setattr(net, last_layer, nn.Identity())
     if small_stem and name.startswith("resnet"):
         net.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
         net.maxpool = nn.Identity()
@@ -541,7 +534,8 @@ def pathological(y, args, rng):
     """--classes-per-client classes each. A class is split at random points among its owners."""
     stock = indices_by_class(y, rng)
     classes, each = len(stock), args.classes_per_client
-    require(each <= classes, "--classes-per-client", each, f"must be at most the number of classes, {classes}")
+    if each > classes:
+        fail(f"--classes-per-client {each}: must be at most the number of classes, {classes}")
     owns = np.zeros((args.clients, classes), int)
     for i in range(args.clients):
         ties = rng.random(classes)
@@ -632,6 +626,9 @@ def by_domain(y, domain, domains, args, rng):
 
 PARTITIONS = {"iid": iid, "dirichlet": dirichlet, "pathological": pathological, "dominant": dominant,
               "missing": missing}  # and "domain": by_domain
+PARTITION_OF = {  # flags that all other partitions ignore
+    "beta": "dirichlet", "classes_per_client": "pathological", "dominant_share": "dominant", "missing": "missing",
+    "domain_clients": "domain", "domain_fraction": "domain", "images_per_class": "domain"}
 
 
 # --- data sets ------------------------------------------------------------------------------------
@@ -667,14 +664,14 @@ def load_dataset(args):
         return data
     n = max(2, round(args.subset * len(data.y)))
     index = np.sort(generator(args.seed, "subset").permutation(len(data.y))[:n])
-    return Dataset(data.x[index], data.y[index], data.domain[index], data.test[index], data.classes, data.domains)
+    return data._replace(x=data.x[index], y=data.y[index], domain=data.domain[index], test=data.test[index])
 
 
 def exit_without_data(folder, why):
     """Say which folder was looked at, which layout is wanted, what to try, and exit with status 1."""
     sys.exit(f"no data in {folder}: {why}\n"
              f"  wanted: {folder}/[<domain>/]{{train,test}}/<class>/*.png or {folder}/<domain>/<class>/*.png\n"
-             f"  try: --data FOLDER, or --dataset glyphs")
+             f"  try: --data FOLDER, --dataset glyphs, or one that is downloaded: {', '.join(TORCHVISION)}")
 
 
 def domain_folders(folder):
@@ -686,7 +683,7 @@ def domain_folders(folder):
 
 def image_folder(folder, size):
     """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
-    paths, class_names, domain_names, test = [], [], [], []
+    parts, paths, class_names, domain_names, test = [], [], [], [], []
     for place in domain_folders(folder):
         if place != folder and place.name in ("test", "validation"):  # the names of two columns in log.csv
             exit_without_data(folder, f"{place.name}/ is there, but no train/")
@@ -695,24 +692,21 @@ def image_folder(folder, size):
             if not any((place / part).glob("*/*")):
                 continue
             found = torchvision.datasets.ImageFolder(place / part, allow_empty=True)
+            parts.append(found)
             for path, label in found.samples:
                 paths.append(path)
                 class_names.append(found.classes[label])
                 domain_names.append(place.name)
             if part:
-                test += [part == "test"] * len(found.samples)
+                test += [part == "test"] * len(found)
             else:
-                test += test_images(folder.name, place.name, len(found.samples))
+                test += test_images(folder.name, place.name, len(found))
     if not paths:
-        exit_without_data(folder, "no folders of images there")
+        exit_without_data(folder, "no folders of images there" if folder.is_dir() else "there is no such folder")
 
-    # the cache is used as long as the same files are there, unchanged
-    key = zlib.crc32(repr([(os.path.relpath(path, folder), os.stat(path).st_mtime_ns) for path in paths]).encode())
-
-    def make():
-        return decode(lambda i: (Image.open(paths[i]), 0), paths, size, folder)
-
-    x = cached(folder.with_name(f"{folder.name}-{size}px.pt"), key, make)[0]
+    dates = [(os.path.relpath(path, folder), os.stat(path).st_mtime_ns) for path in paths]
+    key = zlib.crc32(repr(dates).encode())  # the cache is used as long as the same files are there, unchanged
+    x, _ = decoded(parts, paths, size, folder.with_name(f"{folder.name}-{size}px.pt"), key)
     classes, y = np.unique(class_names, return_inverse=True)
     domains, domain = np.unique(domain_names, return_inverse=True)
     return Dataset(x, torch.from_numpy(y), torch.from_numpy(domain), torch.tensor(test), classes.tolist(),
@@ -730,16 +724,22 @@ def test_images(dataset, domain, n):
     return [i % 10 > 7 for i in range(n)]
 
 
-def decode(load, names, size, dataset):
-    """Load, resize and stack the images of `names`; load(i) gives the i-th as a PIL image, and its label
-    -> RGB (n, 3, size, size) uint8, labels (n,)."""
-    print(f"decoding {len(names):,} images of {dataset} (once) ...", flush=True)
+def decoded(parts, names, size, cache, key):
+    """The images of some of torchvision's data sets, resized -> RGB (n, 3, size, size) uint8, labels (n,).
+
+    names: of the images, for an error. The file `cache` keeps both tensors as long as `key` is the same."""
+    if cache.exists():
+        kept = torch.load(cache, weights_only=True)
+        if kept.get("key") == key:
+            return kept["tensors"]
+    print(f"decoding {len(names):,} images for {cache} (once) ...", flush=True)
+    everything = torch.utils.data.ConcatDataset(parts)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
     labels = torch.zeros(len(names), dtype=torch.long)
 
     def decode_one(i):
         try:
-            image, labels[i] = load(i)
+            image, labels[i] = everything[i]
             pixels[i] = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
         except (OSError, Image.DecompressionBombError) as error:
             sys.exit(f"cannot decode {names[i]}: {error}")
@@ -749,21 +749,11 @@ def decode(load, names, size, dataset):
             if n % 1000 == 0:
                 show_progress(f"decoding {n:,}/{len(names):,}")
     show_progress("")
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2), labels
-
-
-def cached(path, key, make):
-    """The tensors that `make()` returns, kept in a file as long as `key` is the same."""
-    if path.exists():
-        held = torch.load(path, weights_only=True)
-        if held.get("key") == key:
-            return held["tensors"]
-    tensors = make()
-    if os.access(path.parent, os.W_OK):  # the folder of a course may be read-only for its students
-        scratch = path.with_suffix(f".{os.getpid()}")
+    tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2), labels
+    if os.access(cache.parent, os.W_OK):  # the folder of a course may be read-only for its students
+        scratch = cache.with_suffix(f".{os.getpid()}")
         torch.save({"key": key, "tensors": tensors}, scratch)
-        os.replace(scratch, path)
-        print(f"kept in {path} ({path.stat().st_size / 1e6:.0f} MB)")
+        scratch.replace(cache)
     return tensors
 
 
@@ -778,7 +768,8 @@ def download(name, folder, size):
     else:
         options = [{"train": True}, {"train": False}]
     new = [place for place in (root, root.parent) if not place.exists()]
-    if not (root / f"{name}-{size}px.pt").exists():
+    cache = root / f"{name}-{size}px.pt"
+    if not cache.exists():
         print(f"no folder {folder}; downloading {name} to {root} ...", flush=True)
     try:
         parts = [dataset_class(root, download=True, **option) for option in options]
@@ -788,14 +779,11 @@ def download(name, folder, size):
                 shutil.rmtree(place, ignore_errors=True)
         exit_without_data(folder, f"not there, and the download failed; no internet? ({' '.join(str(error).split())})")
 
-    def make():
-        everything = torch.utils.data.ConcatDataset(parts)
-        return decode(lambda i: everything[i], range(len(everything)), size, name)
-
-    x, y = cached(root / f"{name}-{size}px.pt", name, make)
+    names = [f"image {i} of {name}" for i in range(sum(map(len, parts)))]
+    x, y = decoded(parts, names, size, cache, name)
     classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, where torchvision has them
     test = torch.arange(len(y)) >= len(y) - len(parts[-1])
-    return Dataset(x, y, torch.zeros_like(y), test, list(classes), [name])
+    return Dataset(x, y, torch.zeros_like(y), test, [str(kind) for kind in classes], [name])
 
 
 # --- glyphs: the built-in data set ----------------------------------------------------------------
@@ -916,9 +904,13 @@ class Run:
     A method of your own has to keep three rules, so that it can be reported and resumed:
       * `modules` lists every model that lasts over rounds: the clients' own, the global one, the server's.
       * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round. Pass () if there
-        are none.
+        are none. What each client keeps is a row of one tensor, found by client.id.
       * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}, and `headline` names the one
-        that comes first. Tables and figures show the predictions "classifier", "prototype" and "test"."""
+        that comes first. Tables and figures show the predictions "classifier", "prototype" and "test".
+    All settings of fedlsa, fedplcc and fedfm have momentum 0.9, and so have the others' for glyphs. A method that
+    counts on plain SGD steps, as SCAFFOLD does, sets it to 0."""
+
+    latest = None  # the run that began last; Ctrl-C asks for its folder
 
     def __init__(self, args, headline, modules):
         self.args = args
@@ -926,12 +918,11 @@ class Run:
         self.modules = modules
         self.rows = []  # of log.csv
         self.began = None  # when the round began
-        self.folder = Path(args.resume) if args.resume else new_folder(args)
-        if not args.resume:
-            self.write_args()
+        self.folder = Path(args.resume) if args.resume else None  # made when a round has ended; not for a failed start
+        Run.latest = self
 
-    def write_args(self):
-        about = {"script": self.args.script, "headline": self.headline, **settings_of(self.args)}
+    def write_args(self, **results):
+        about = {"script": self.args.script, "headline": self.headline, **settings_of(self.args, NOT_LOGGED), **results}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
 
     def resume(self, state):
@@ -939,7 +930,7 @@ class Run:
         tensor, or a tuple of tensors."""
         if not self.args.resume:
             return state
-        saved = load_checkpoint(self.folder, self.args.script, self.args.device)
+        saved = torch.load(self.folder / "checkpoint.pt", map_location=self.args.device, weights_only=True)
         for module, weights in zip(self.modules, saved["modules"], strict=True):
             module.load_state_dict(weights)
         self.rows = saved["rows"]
@@ -959,15 +950,18 @@ class Run:
 
         scores: {prediction: accuracy in %}, or {} where the round was not evaluated; losses: the clients', [tensor];
         up, down: how many numbers all clients sent and received; extra: further columns of the log."""
-        args = self.args
         losses = torch.stack(losses)
         if not losses.isfinite().all():
-            sys.exit(f"round {t}: a client's loss is not finite; lower --lr {args.lr:g} or a λ. "
-                     f"What was kept before it is in {self.folder}")
+            before = f". What was kept before it is in {self.folder}" if self.folder else ""
+            sys.exit(f"round {t}: a client's loss is not finite; lower --lr {self.args.lr:g} or a λ{before}")
+        if self.folder is None:
+            self.folder = new_folder(self.args)
+            self.write_args()
 
         row = {"round": t}
         if scores:
             row["accuracy"] = scores[self.headline]
+            scores = {self.headline: scores[self.headline], **scores}  # the headline first
         for prediction, value in scores.items():
             row[f"acc_{prediction}"] = value
         row["loss"] = losses.mean().item()
@@ -979,19 +973,16 @@ class Run:
         self.rows.append(row)
         self.write_log()
 
-        shown = [f"round {t:{len(str(args.rounds))}}/{args.rounds}"]
-        if scores:
-            others = [prediction for prediction in scores if prediction != self.headline]
-            for prediction in [self.headline, *others]:
-                shown.append(f"{prediction} {scores[prediction]:5.2f}")
-        else:
-            shown.append("not evaluated")
+        T = self.args.rounds
+        shown = [f"round {t:{len(str(T))}}/{T}"]
+        for prediction, value in scores.items():
+            shown.append(f"{prediction} {value:5.2f}")
         shown.append(f"loss {row['loss']:.4f}")
         for name in extra:
             shown.append(f"{name} {row[name]:.4g}")
         shown.append(f"up {short(up)}  down {short(down)}  {row['seconds']:.2f} s")
         seconds = np.mean([row["seconds"] for row in self.rows])
-        shown.append(f"left {seconds * (args.rounds - t) / 60:.1f} min")
+        shown.append(f"left {seconds * (T - t) / 60:.1f} min")
         show_progress("")
         print(*shown, sep="  ", flush=True)
 
@@ -1010,38 +1001,45 @@ class Run:
         every = self.args.checkpoint_every
         if every == 0 or (t % every != 0 and t != self.args.rounds):
             return
-        saved = {"script": self.args.script, "settings": settings_of(self.args), "rows": self.rows, "state": state,
-                 "modules": [module.state_dict() for module in self.modules]}
+        saved = {"script": self.args.script, "settings": settings_of(self.args, NOT_RESUMED), "rows": self.rows,
+                 "state": state, "modules": [module.state_dict() for module in self.modules]}
         scratch = self.folder / "checkpoint.tmp"
         torch.save(saved, scratch)
         scratch.replace(self.folder / "checkpoint.pt")
 
 
-def load_checkpoint(folder, script, device="cpu"):
-    """The checkpoint.pt of a run of this script. Exits with one line and status 2 where it is absent, truncated, or of
-    something else. Nothing in the file is executed (weights_only)."""
+NOT_RESUMED = ["script", "device", "trials", "out", "name", "resume", "no_plots"]  # each start has its own
+NOT_LOGGED = [*NOT_RESUMED, "data", "workers", "checkpoint_every"]  # they decide no number
+
+
+def settings_of(args, without):
+    return {name: value for name, value in vars(args).items() if name not in without}
+
+
+def load_checkpoint(folder, script):
+    """The checkpoint.pt of a run of this script. Nothing in the file is executed (weights_only)."""
+    path = Path(folder, "checkpoint.pt")
+    if not path.exists():
+        fail(f"--resume {folder}: no checkpoint.pt there (a run with --checkpoint-every 0 leaves none)")
     try:
-        saved = torch.load(Path(folder, "checkpoint.pt"), map_location=device, weights_only=True)
-    except Exception:
-        fail(f"--resume {folder}: no complete checkpoint.pt there (a run with --checkpoint-every 0 leaves none)")
-    parts = {"script", "settings", "rows", "state", "modules"}
-    if not isinstance(saved, dict) or not parts <= set(saved) or saved["script"] != script:
-        fail(f"--resume {folder}: its checkpoint.pt is not one of {script}.py")
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        its_script = saved["script"]
+    except Exception:  # which one depends on where the file is cut
+        fail(f"--resume {folder}: its checkpoint.pt is damaged, or no run's")
+    if its_script != script:
+        fail(f"--resume {folder}: its checkpoint.pt is not one of {script}.py, it goes on with {its_script}.py")
     return saved
 
 
 def new_folder(args):
     """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added where that is taken."""
-    parts = [args.script, args.dataset, args.name, f"s{args.seed}"]
-    first = Path(args.out, "-".join(part for part in parts if part))
-    folder, n = first, 1
-    try:
-        while folder.exists():
-            n += 1
-            folder = Path(f"{first}-{n}")
-        folder.mkdir(parents=True)
-    except OSError as error:
-        fail(f"--out {args.out}: cannot make {folder} ({error.strerror})")
+    words = [args.script, args.dataset, args.name, f"s{args.seed}"]
+    name = "-".join(text for text in words if text)
+    folder, n = Path(args.out, name), 1
+    while folder.exists():
+        n += 1
+        folder = Path(args.out, f"{name}-{n}")
+    folder.mkdir(parents=True)
     return folder
 
 
@@ -1057,47 +1055,63 @@ def short(number):
     return EngFormatter(places=places)(float(number)).strip()
 
 
-# --- a run's last lines ---------------------------------------------------------------------------
+# --- logs -----------------------------------------------------------------------------------------
 
-def predictions(rows):
-    """The kinds of accuracy in a log: by "classifier", by "prototype", or "test" for a global model."""
-    return [kind for kind in ("classifier", "prototype", "test") if f"acc_{kind}" in rows[-1]]
-
-
-def best_round(rows, kind):
-    """The round of the best validation accuracy, or of the best test accuracy where there are no validation images
-    -> (its test accuracy in %, its number)."""
-    judge = "acc_validation" if "acc_validation" in rows[-1] else f"acc_{kind}"
-    evaluated = [row for row in rows if judge in row]
-    best = max(evaluated, key=lambda row: row[judge])
-    return best[f"acc_{kind}"], int(best["round"])
+def read_log(folder):
+    """A run's log.csv -> {column: an array with a number for each round}, nan in rounds that were not evaluated."""
+    with open(Path(folder, "log.csv"), newline="") as file:
+        rows = list(csv.DictReader(file))
+    log = {}
+    for name in rows[0]:
+        log[name] = np.array([float(row[name] or "nan") for row in rows])
+    return log
 
 
-def summarize(run, baseline=None):
-    """Print a run's last lines. baseline: accuracy in % of each client's most frequent class, for personal models
-    -> {"best by ...": %, "final by ...": %} of each prediction."""
-    rows, results = run.rows, {}
-    if baseline is not None:
-        print(f"answering each client's most frequent class: {baseline:.2f} %")
-    images = "validation" if "acc_validation" in rows[-1] else "test"
-    for kind in predictions(rows):
-        best, t = best_round(rows, kind)
-        final = rows[-1][f"acc_{kind}"]
-        results[f"best by {kind}"] = best
-        results[f"final by {kind}"] = final
-        print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {t} (picked on {images} images)")
-    up = sum(row["up"] for row in rows)
-    down = sum(row["down"] for row in rows)
-    seconds = sum(row["seconds"] for row in rows)
-    print(f"traffic: {short(up)} numbers up, {short(down)} down; {seconds:.0f} s in all")
-    print(f"everything is in {run.folder}")
-    return results
+def predictions(*logs):
+    """The kinds of accuracy in logs: by "classifier", by "prototype", or "test" for a global model."""
+    return [kind for kind in ("classifier", "prototype", "test") if any(f"acc_{kind}" in log for log in logs)]
+
+
+def curve(log, column):
+    """The rounds in which a column has a number, and these numbers."""
+    has_number = np.isfinite(log[column])
+    return log["round"][has_number].astype(int), log[column][has_number]
+
+
+def best_and_final(log, kind):
+    """-> best accuracy in %, its round, final accuracy in %. The best round is picked on validation images where there
+    are any, else on the test images."""
+    rounds, scores = curve(log, f"acc_{kind}")
+    judged = scores
+    if "acc_validation" in log:
+        judged = curve(log, "acc_validation")[1]
+    best = judged.argmax()
+    return scores[best], rounds[best], scores[-1]
 
 
 def mean_std(values):
     if len(values) == 1:
         return f"{values[0]:.2f}"
     return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
+
+
+def summarize(run, baseline=None):
+    """Print a run's last lines. baseline: accuracy in % of each client's most frequent class, for personal models
+    -> {"best by ...": %, "final by ...": %} of each prediction."""
+    log, results = read_log(run.folder), {}
+    if baseline is not None:
+        print(f"answering each client's most frequent class: {baseline:.2f} %")
+        run.write_args(most_frequent_class=baseline)
+    images = "validation" if "acc_validation" in log else "test"
+    for kind in predictions(log):
+        best, t, final = best_and_final(log, kind)
+        results[f"best by {kind}"] = best
+        results[f"final by {kind}"] = final
+        print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {t} (picked on {images} images)")
+    up, down, seconds = log["up"].sum(), log["down"].sum(), log["seconds"].sum()
+    print(f"traffic: {short(up)} numbers up, {short(down)} down; {seconds:.0f} s in all")
+    print(f"everything is in {run.folder}")
+    return results
 
 
 # --- pictures -------------------------------------------------------------------------------------
@@ -1112,83 +1126,74 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
     prototypes (G, D) of classes (G,): what the server holds; without `classes` there is one for each class. net, tests:
     the global model and the server's test images by domain; without them every client has its own. baseline: as in
     `summarize`."""
-    args = run.args
-    if args.no_plots:
+    if run.args.no_plots:
         return
-    if prototypes is not None and classes is None:
+    show_progress("drawing pictures")
+    names = data.classes
+    if prototypes is None:
+        prototypes = torch.zeros(0, run.args.feature_dim)
+    if classes is None:
         classes = torch.arange(len(prototypes), device=prototypes.device)
+    groups = {}
     if net is None:
-        largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
-        groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
-        where = f"{len(groups)} of {len(clients)} clients"
+        for client in sorted(clients, key=lambda client: -len(client.test.y))[:6]:
+            groups[f"client {client.id} {client.domain}".strip()] = client.net, client.test
     else:
-        groups = {name: (net, images) for name, images in tests.items()}
-        where = "test images"
+        for name, images in tests.items():
+            groups[name] = net, images
 
-    figures = {"partition": plot_partition(clients, data.classes), "curves": plot_curves(run.rows, baseline)}
-    show_progress("drawing features.png")
-    figures["features"] = plot_features(groups, where, prototypes, classes, data.classes, args.seed)
-    if prototypes is not None and len(prototypes):
-        figures["margins"] = plot_margins(clients, prototypes, classes, data.classes)
+    figures = {"partition": plot_partition(clients, names), "curves": plot_curves(read_log(run.folder), baseline)}
+    figures["features"] = plot_features(groups, prototypes, classes, names, run.args.seed)
+    if net is None:
+        figures["features"].supxlabel("a client with few classes forms islands, with guidance, too", fontsize="medium")
+    if len(prototypes):
+        figures["margins"] = plot_margins(clients, prototypes, classes, names)
     for name, figure in figures.items():
-        title = f"{run.folder.name}, {args.partition}"
-        if name in ("features", "margins"):
-            title += f", round {run.rows[-1]['round']}"
-        figure.suptitle(title, fontsize="medium")
+        figure.suptitle(f"{run.folder.name}, {run.args.partition}, round {run.rows[-1]['round']}", fontsize="medium")
         figure.savefig(run.folder / f"{name}.png")
     show_progress("")
 
 
-def label_classes(axis, names):
-    """Class names as ticks of an axis, at most forty of them."""
+def label_ticks(axis, names):
+    """Names as the ticks of an axis, at most forty of them."""
     every = math.ceil(len(names) / 40)
-    axis.set_ticks(range(0, len(names), every), [str(name)[:14] for name in names[::every]])
+    axis.set_ticks(range(0, len(names), every), names[::every])
+    if axis.axis_name == "x" and max(map(len, names)) > 3:
+        axis.set_tick_params(rotation=90)
 
 
 def plot_partition(clients, names):
     """A dot's area is how many training images of a class a client has."""
     counts = np.stack([np.bincount(client.train.y.cpu(), minlength=len(names)) for client in clients])
     K, C = counts.shape
+    client, c = counts.nonzero()
     figure = Figure(figsize=(max(6, 3 + min(12, K / 3)), 2 + min(9, C / 3)))
     axis = figure.subplots()
-    client, c = np.nonzero(counts)
     area = 400 * min(1, 10 / C) ** 2 / counts.max()
     axis.scatter(client, c, s=area * counts[client, c], alpha=0.7)
     axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class",
-             xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3), xticks=range(0, K, math.ceil(K / 25)))
-    if clients[0].domain and K <= 25:
-        axis.set_xticks(range(K), [f"{client.id} {client.domain}" for client in clients], rotation=90)
-    label_classes(axis.yaxis, names)
+             xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3))
+    label_ticks(axis.xaxis, [f"{client.id} {client.domain}".strip() for client in clients])
+    label_ticks(axis.yaxis, names)
     return figure
 
 
-def column(rows, name):
-    """The rounds that have a column of the log, and their values."""
-    having = [row for row in rows if name in row]
-    return [row["round"] for row in having], [row[name] for row in having]
-
-
-def plot_curves(rows, baseline=None):
+def plot_curves(log, baseline=None):
     """Accuracy and losses over rounds. baseline: accuracy in % of the most frequent class."""
     figure = Figure(figsize=(11, 4.5))
     left, right = figure.subplots(1, 2)
-    shown = [name for name in rows[-1] if name.startswith("acc_")]
-    for n, name in enumerate(shown):
-        label = name.removeprefix("acc_")
-        if label == "test" and len(shown) > 2:
-            label = "test, mean over domains"
-        left.plot(*column(rows, name), **line_style(n), label=label)
+    scores = [column for column in log if column.startswith("acc_")]
+    for n, column in enumerate(scores):
+        left.plot(*curve(log, column), **line_style(n), label=column.removeprefix("acc_"))
     if baseline is not None:
         left.axhline(baseline, color="grey", linewidth=3, alpha=0.5, label="most frequent class")
-    left.set(xlabel="round", ylabel="accuracy (%)")
-    left.legend()
-    right.plot(*column(rows, "loss"), marker=".", label="mean over clients")
-    if "server_loss" in rows[-1]:
-        right.plot(*column(rows, "server_loss"), linestyle=":", marker=".", label="server")
-    right.set(xlabel="round", ylabel="loss")
-    right.legend()
-    for axis in (left, right):
+    right.plot(*curve(log, "loss"), marker=".", label="mean over clients")
+    if "server_loss" in log:
+        right.plot(*curve(log, "server_loss"), linestyle=":", marker=".", label="server")
+    for axis, label in (left, "accuracy (%)"), (right, "loss"):
+        axis.set(xlabel="round", ylabel=label)
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        axis.legend()
     return figure
 
 
@@ -1198,194 +1203,175 @@ def line_style(n):
     return {"color": f"C{n % 10}", "linestyle": style, "marker": "os^Dv"[n % 5], "markersize": 4}
 
 
-def in_two_dimensions(z, y, seed):
-    """Points (n, D) of classes y (n,) in the plane -> (n, 2), and the name of the method.
-
-    t-SNE where scikit-learn is there. Else the vectors at unit length, projected to the plane in which the means
-    of the classes differ most."""
+def in_two_dimensions(z, seed):
+    """Points (n, D) in the plane -> (n, 2), and the name of the method: t-SNE where scikit-learn is there, else the
+    first two principal components of the vectors at unit length."""
     try:
         from sklearn.manifold import TSNE
     except ImportError:
         unit = F.normalize(z)
-        means = torch.stack([unit[y == c].mean(0) for c in y.unique()])
-        _, _, directions = torch.linalg.svd(means - means.mean(0), full_matrices=False)
-        return (unit @ directions[:2].T).numpy(), "linear projection of features at unit length"
+        _, _, directions = torch.linalg.svd(unit - unit.mean(0), full_matrices=False)
+        return (unit @ directions[:2].T).numpy(), "principal components of features at unit length"
     tsne = TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed)
-    return tsne.fit_transform(z.numpy()), "t-SNE"
+    return tsne.fit_transform(z.numpy()), "t-SNE of features"
 
 
-def plot_features(groups, where, prototypes, classes, names, seed):
+def plot_features(groups, prototypes, classes, names, seed):
     """Features of test images in the plane: a colour for each class, a marker for each group, and stars for the
     server's prototypes.
 
-    groups {client or domain: (net, Images)}; where: what the groups are; prototypes (G, D) of classes (G,), or None."""
+    groups {client or domain: (net, Images)}; prototypes (G, D) of classes (G,)."""
     z, y, group = [], [], []
-    for g, (net, images) in enumerate(groups.values()):
+    for name, (net, images) in groups.items():
         index = generator(seed, "picture").permutation(len(images.y))[:math.ceil(900 / len(groups))]
         z.append(extract(net, images.x[index]).cpu())
         y.append(images.y[index].cpu())
-        group.append(torch.full((len(index),), g))
-    shapes = "o^DvPX<>ph8Hd"
-    markers = {name: shapes[g % len(shapes)] for g, name in enumerate(groups)}
-    if prototypes is not None:
-        z.append(prototypes.cpu())
-        y.append(classes.cpu())
-        group.append(torch.full((len(classes),), len(groups)))
-        markers["server"] = "*"
-    z, y, group = torch.cat(z), torch.cat(y), torch.cat(group)
-    points, method = in_two_dimensions(z, y, seed)
+        group += [name] * len(index)
+    points, method = in_two_dimensions(torch.cat([*z, prototypes.cpu()]), seed)
+    y = torch.cat([*y, classes.cpu()]).numpy()
+    group = np.array(group + ["server"] * len(classes))
 
-    frequent = y.bincount().argsort(descending=True, stable=True)[:10]
-    shown = sorted(c for c in frequent.tolist() if (y == c).any())
+    markers = dict(zip(groups, "o^DvPX<>ph8Hd" * len(groups)))
+    markers["server"] = "*"
+    frequent = np.bincount(y).argsort(kind="stable")[::-1][:10]
     figure = Figure(figsize=(7.5, 5.6))
     axis = figure.subplots()
-    for n, c in enumerate(shown):
-        for g, (name, marker) in enumerate(markers.items()):
-            some = points[(y == c) & (group == g)]
-            size, edge = (13, "black") if name == "server" else (4, "none")
-            axis.plot(some[:, 0], some[:, 1], marker, color=f"C{n}", markersize=size, markeredgecolor=edge, alpha=0.7)
-            if name == "server" and len(prototypes) <= len(names):  # with its class, for those who see no colours
-                for point in some:
-                    axis.annotate(str(names[c])[:18], point, (6, 5), textcoords="offset points", fontsize=9)
+    for n, c in enumerate(sorted(frequent)):
+        axis.scatter([], [], marker="s", color=f"C{n}", label=names[c])
+        for name, marker in markers.items():
+            size, edge = (180, "black") if name == "server" else (16, "none")
+            x1, x2 = points[(y == c) & (group == name)].T
+            axis.scatter(x1, x2, size, f"C{n}", marker=marker, edgecolor=edge, alpha=0.7)
+    for name, marker in markers.items():
+        axis.scatter([], [], marker=marker, color="black", label=name)
     axis.set(xticks=[], yticks=[], xlabel=f"{method}; a class with few points has few test images here")
-
-    colours = [axis.plot([], [], "s", color=f"C{n}", label=str(names[c])[:18])[0] for n, c in enumerate(shown)]
-    handles = [axis.plot([], [], marker, color="black", label=name)[0] for name, marker in markers.items()]
-    figure.legend(handles=colours, title="class", loc="outside right upper")
-    figure.legend(handles=handles, title=where, loc="outside right lower")
+    figure.legend(loc="outside right upper")
     return figure
 
 
 def margins(vectors, classes, C):
     """The distance from each class to the nearest other class. vectors (G, D) of classes (G,); a class may have
-    several -> C numbers, inf for a class that is absent or alone."""
+    several -> (C,), inf for a class that is absent or alone."""
     d = distances(vectors, vectors).masked_fill(classes == classes[:, None], math.inf)
-    return [d[classes == c].min().item() if (classes == c).any() else math.inf for c in range(C)]
+    nearest = np.full(C, math.inf)
+    for c in classes.unique().tolist():
+        nearest[c] = d[classes == c].min()
+    return nearest
 
 
 def plot_margins(clients, prototypes, classes, names):
     """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D) of classes (G,)."""
-    C = len(names)
-    table = []
-    for n, client in enumerate(clients, start=1):
-        show_progress(f"drawing margins.png: client {n}/{len(clients)}")
+    C, table = len(names), []
+    for client in clients:
         means, counts = class_means(client.net, client.train)
         owned = counts.nonzero().flatten()
         table.append(margins(means[owned], owned, C))
     table = np.ma.masked_invalid(table)
 
-    figure = Figure(figsize=(8, 4))
+    figure = Figure(figsize=(8, 4.5))
     axis = figure.subplots()
     axis.plot(table.max(0), "^", label=f"largest of {len(clients)} clients")
     axis.plot(table.mean(0), "o", label="mean of the clients that have the class")
     axis.plot(np.ma.masked_invalid(margins(prototypes, classes, C)), "*", markersize=12, label="server")
-    label_classes(axis.xaxis, names)
-    if C > 10 or max(len(str(name)) for name in names) > 10:
-        axis.tick_params(axis="x", rotation=90)
+    axis.axhline(0, color="grey")
+    label_ticks(axis.xaxis, names)
     axis.set(xlabel="class", ylabel="distance to the nearest other class\n(higher: better separated)")
-    if math.isfinite(axis.dataLim.ymax):  # not with a single class, which has no margin
-        axis.set_ylim(0, 1.1 * axis.dataLim.ymax)  # no star is cut
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
 # --- comparing runs -------------------------------------------------------------------------------
 
-def read_log(path):
-    """The rounds of a log.csv that were evaluated -> [{column: number}]."""
-    rows = []
-    with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            if row.get("accuracy", "") not in ("", "nan"):
-                rows.append({name: float(value) for name, value in row.items()})
-    return rows
-
-
 def compare(folders):
     """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png beside the
     first folder.
 
-    Runs of one name that differ in the seed alone are one row: mean ± std. Runs of that name with other settings have
-    rows of their own, with the settings that differ."""
-    groups = {}  # {(parent folder, name, settings without the seed, number): {seed: rows}}
+    Runs whose folders differ in the seed alone are one row: mean ± std. Where their settings differ, too, a line says
+    which, and each run has a row."""
+    named = {}  # {(data set and partition, folder without the seed): [(folder, settings, log)]}
     for folder in map(Path, folders):
-        if not (folder / "log.csv").exists() or not (folder / "args.json").exists():
-            continue
-        try:
-            rows = read_log(folder / "log.csv")
-            about = json.loads((folder / "args.json").read_text())
-        except ValueError:
-            print(f"{folder}: log.csv or args.json is damaged, left out")
-            continue
-        if not rows:
-            continue
-        seed = about.pop("seed")
-        name = re.sub(rf"-s{seed}(-\d+)?$", "", folder.name)
-        run = (folder.parent, name, json.dumps(about))
-        number = 1  # above 1 where the same run is there several times
-        while seed in groups.get((*run, number), {}):
-            number += 1
-        groups.setdefault((*run, number), {})[seed] = rows
-    if not groups:
+        if (folder / "log.csv").exists() and (folder / "args.json").exists():
+            log, about = read_log(folder), json.loads((folder / "args.json").read_text())
+            name = re.sub(rf"-s{about['seed']}(-\d+)?$", "", str(folder))
+            if np.isfinite(log.get("accuracy", math.nan)).any():
+                named.setdefault((f"{about['dataset']}-{about['partition']}", name), []).append((folder, about, log))
+    if not named:
         fail("no run folders given; try: python common.py runs/*")
 
-    tables = {}  # {data set and partition: {label of the row: {seed: rows}}}
-    first = {}   # {(data set and partition, name): the settings that come first}
-    for (parent, name, settings, number), runs in groups.items():
-        about = json.loads(settings)
-        setting = f"{about['dataset']}-{about['partition']}"
-        usual = first.setdefault((setting, name), about)
-        words = [f"{flag} {value}" for flag, value in about.items() if value != usual.get(flag)]
-        if number > 1:
-            words.append(f"again {number}")
-        label = ", ".join([name, *words])
+    tables = {}  # {data set and partition: {label of a row: [(settings, log)]}}
+    for (setting, name), runs in named.items():
         table = tables.setdefault(setting, {})
-        if label in table:
-            label = str(parent / label)
-        table[label] = runs
+        differing = differences([about for _, about, _ in runs])
+        if differing:
+            print(f"{name}: no mean, as these runs have {' and '.join(differing)}")
+        for folder, about, log in runs:
+            table.setdefault(str(folder) if differing else name, []).append((about, log))
 
     for setting, table in tables.items():
-        print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images")
-        print("| run | seeds | by | best % | final % | rounds |\n|---|---|---|---|---|---|")
+        print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images;\n"
+              "lead: of the final accuracy over answering each client's most frequent class")
+        print("| run | seeds | models | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|---|")
         for label, runs in table.items():
-            seeds = ",".join(str(seed) for seed in sorted(runs))
-            for kind in predictions(next(iter(runs.values()))):
-                best = [best_round(rows, kind)[0] for rows in runs.values()]
-                final = [rows[-1][f"acc_{kind}"] for rows in runs.values()]
-                last = [int(rows[-1]["round"]) for rows in runs.values()]
-                rounds = last[0] if min(last) == max(last) else f"{min(last)} to {max(last)}"
-                print(f"| {label} | {seeds} | {kind} | {mean_std(best)} | {mean_std(final)} | {rounds} |")
+            print_row(label, runs)
         path = Path(folders[0]).parent / f"compare-{setting}.png"
         plot_comparison(setting, table).savefig(path)
         print(f"drawn in {path}")
 
 
+def differences(settings):
+    """In what runs with settings [{name: value}] differ, except for their seeds; and whether two have one seed."""
+    found = []
+    for name in settings[0]:
+        values = [one.get(name) for one in settings]
+        if name == "seed" and len(set(values)) < len(values):
+            found.append("the same seed")
+        if name not in ("seed", "most_frequent_class") and any(value != values[0] for value in values):
+            found.append(f"other {name}")
+    return found
+
+
+def print_row(label, runs):
+    """The lines of some runs [(settings, log)] in the table, one for each kind of prediction."""
+    logs = [log for _, log in runs]
+    seeds = ",".join(str(seed) for seed in sorted(about["seed"] for about, _ in runs))
+    rounds = " or ".join(str(length) for length in sorted({len(log["round"]) for log in logs}))
+    usual = [about.get("most_frequent_class", math.nan) for about, _ in runs]
+    for kind in predictions(*logs):
+        best, _, final = zip(*[best_and_final(log, kind) for log in logs])
+        models, by, lead = "own", kind, ""
+        if kind == "test":
+            models, by = "global", "classifier"
+        elif np.isfinite(usual).all():  # else a run has not ended
+            lead = mean_std(np.subtract(final, usual))
+        print(f"| {label} | {seeds} | {models} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} | {rounds} |")
+
+
 def plot_comparison(title, table):
     """Test accuracy over rounds, like with like: a panel for each kind of prediction; lines are means over seeds,
-    bands their ranges. table {name: {seed: rows}}."""
-    kinds = []
-    for kind in ("classifier", "prototype", "test"):
-        if any(kind in predictions(rows) for runs in table.values() for rows in runs.values()):
-            kinds.append(kind)
+    bands their ranges; grey is the most frequent class of each row. table {label: [(settings, log)]}."""
+    kinds = predictions(*[log for runs in table.values() for _, log in runs])
     figure = Figure(figsize=(6 * len(kinds), 4.5 + 0.12 * len(table)))
     panels = figure.subplots(1, len(kinds), squeeze=False)[0]
-    handles = {}
+    lines = {}
     for kind, axis in zip(kinds, panels):
-        axis.set(title=f"by {kind}" if kind != "test" else "global model", xlabel="round",
-                 ylabel="test accuracy (%)")
-        for n, (name, runs) in enumerate(table.items()):
-            score = f"acc_{kind}"
-            curves = [{row["round"]: row[score] for row in rows if score in row} for rows in runs.values()]
-            shared = sorted(set.intersection(*[set(curve) for curve in curves]))
-            if not shared:
-                continue
-            values = np.array([[curve[t] for t in shared] for curve in curves])  # (seeds, rounds)
-            line, = axis.plot(shared, values.mean(0), **line_style(n))
-            axis.fill_between(shared, values.min(0), values.max(0), color=f"C{n % 10}", alpha=0.15)
-            handles[name] = line
+        title_of_panel = "one global model" if kind == "test" else f"clients' own models, by {kind}"
+        axis.set(title=title_of_panel, xlabel="round", ylabel="test accuracy (%)")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        for n, (label, runs) in enumerate(table.items()):
+            logs = [log for _, log in runs]
+            if kind not in predictions(*logs):
+                continue
+            length = min(len(log["round"]) for log in logs)
+            scores = np.stack([log[f"acc_{kind}"][:length] for log in logs])  # (seeds, rounds)
+            seen = np.isfinite(scores).all(0).nonzero()[0]
+            low, mean, high = scores[:, seen].min(0), scores[:, seen].mean(0), scores[:, seen].max(0)
+            lines[label], = axis.plot(seen + 1, mean, **line_style(n))
+            axis.fill_between(seen + 1, low, high, color=f"C{n % 10}", alpha=0.15)
+            usual = [about.get("most_frequent_class", math.nan) for about, _ in runs]
+            if kind != "test" and np.isfinite(usual).all():
+                lines["most frequent class"] = axis.axhline(np.mean(usual), color="grey", linewidth=3, alpha=0.4)
     figure.suptitle(title)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2, handlelength=4)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)
     return figure
 
 
@@ -1397,9 +1383,46 @@ def fail(message):
     raise SystemExit(2)
 
 
-def require(condition, flag, value, allowed):
-    if not condition:
-        fail(f"{flag} {value}: {allowed}")
+def number(kind, allows, words):
+    """A type for argparse: numbers of a kind (int, float) that a rule allows; words: the rule in words."""
+    def read(text):
+        value = kind(text)
+        if not allows(value):
+            raise argparse.ArgumentTypeError(f"{text} is not {words}")
+        return value
+    read.__name__ = kind.__name__  # for "invalid float value: 'x'"
+    return read
+
+
+share = number(float, lambda value: 0 < value <= 1, "in (0, 1]")
+share_or_zero = number(float, lambda value: 0 <= value <= 1, "in [0, 1]")
+positive = number(float, lambda value: 0 < value < math.inf, "finite and above 0")
+not_negative = number(float, lambda value: 0 <= value < math.inf, "finite and at least 0")
+word = number(str, lambda text: re.fullmatch(r"(\w[\w.-]*)?", text), "a word of letters, digits, '.', '_' and '-'")
+
+
+def at_least(low, high=10**9):
+    return number(int, lambda value: low <= value <= high, f"at least {low} and at most {high}")
+
+
+def dataset_name(text):
+    """A type for argparse: "CIFAR-10" -> "cifar10", and so all names of torchvision; other words stay."""
+    plain = re.sub("[-_]", "", text).lower()
+    for name, class_name in TORCHVISION.items():
+        if plain in (name, class_name.lower()):
+            return name
+    return word(text)
+
+
+def domain_clients(text):
+    """A type for argparse: "mnist:1,usps:4" -> {"mnist": 1, "usps": 4}."""
+    numbers = {}
+    for pair in text.split(","):
+        name, _, n = pair.partition(":")
+        if not n.isdecimal() or int(n) == 0 or name in numbers:
+            raise argparse.ArgumentTypeError(f"{text} is not like mnist:1,usps:4")
+        numbers[name] = int(n)
+    return numbers
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -1411,227 +1434,144 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-def domain_clients(text):
-    """An argparse type: "mnist:1,usps:4" -> {"mnist": 1, "usps": 4}."""
-    numbers = {}
-    for pair in text.split(","):
-        name, _, n = pair.partition(":")
-        if not n.isdecimal() or name in numbers:
-            raise argparse.ArgumentTypeError(f"{text} is not like mnist:1,usps:4")
-        numbers[name] = int(n)
-    return numbers
-
-
 def make_parser(description):
     """The flags that all scripts share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter, allow_abbrev=False)
     parser.error = fail
 
-    group = parser.add_argument_group("data")
-    group.add_argument("--dataset", default="glyphs",
-                       help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
-    group.add_argument("--data", default="./data", help="folder of image folders and downloads")
-    group.add_argument("--subset", type=float, default=1.0, help="share of all images to use, drawn at random")
-    group.add_argument("--image-size", type=int, help="height and width in pixels; else the data set's own")
+    add = parser.add_argument_group("data").add_argument
+    add("--dataset", type=dataset_name, default="glyphs",
+        help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
+    add("--data", default="./data", help="folder of image folders and downloads")
+    add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
+    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; else the data set's own")
 
     group = parser.add_argument_group("federation")
-    group.add_argument("--clients", type=int,
-                       help="K, number of clients; where there is no number, one for each domain")
-    group.add_argument("--participation", type=float, default=1.0, help="ρ, share of the clients in a round")
-    group.add_argument("--partition", choices=[*PARTITIONS, "domain"], default="dirichlet",
-                       help="how the images are divided among clients")
-    group.add_argument("--beta", type=float, default=0.1,
-                       help="β of --partition dirichlet; the smaller, the more skewed")
-    group.add_argument("--classes-per-client", type=int, default=2,
-                       help="how many classes a client has with --partition pathological; in FedTGP 2 for cifar10 "
-                            "and fmnist, 10 for cifar100 and flowers102, 20 for tinyimagenet")
-    group.add_argument("--missing", type=int, default=1,
-                       help="how many classes a client lacks with --partition missing")
-    group.add_argument("--dominant-share", type=float, default=0.46,
-                       help="share of a client's images in its dominant class with --partition dominant")
-    group.add_argument("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N",
-                       help="how many clients each domain has with --partition domain")
-    group.add_argument("--domain-fraction", type=float,
-                       help="share of its domain's training images that a client has; else they are divided equally")
-    group.add_argument("--images-per-class", type=int,
-                       help="training images of each class that a client has; goes before --domain-fraction")
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--clients", type=at_least(1), help="K, number of clients; where there is no number, one for each domain")
+    add("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N",
+        help="how many clients each domain has with --partition domain")
+    add = group.add_argument
+    add("--participation", type=share, default=1.0, help="ρ, share of the clients in a round")
+    add("--partition", choices=[*PARTITIONS, "domain"], default="dirichlet",
+        help="how the images are divided among clients")
+    add("--beta", type=positive, default=0.1, help="β of --partition dirichlet; the smaller, the more skewed")
+    add("--classes-per-client", type=at_least(1), default=2,
+        help="how many classes a client has with --partition pathological; in FedTGP 2 for cifar10 and fmnist, 10 for "
+             "cifar100 and flowers102, 20 for tinyimagenet")
+    add("--missing", type=at_least(0), default=1, help="how many classes a client lacks with --partition missing")
+    add("--dominant-share", type=share, default=0.46,
+        help="share of a client's images in its dominant class with --partition dominant")
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--domain-fraction", type=share, help="share of its domain's training images that a client has with "
+                                              "--partition domain; else they are divided equally")
+    add("--images-per-class", type=at_least(1),
+        help="training images of each class that a client has with --partition domain")
 
-    group = parser.add_argument_group("model")
-    group.add_argument("--model", choices=MODELS, default="cnn4", metavar="MODEL",
-                       help=f"an architecture or a group of them, dealt in turn: {', '.join(MODELS)}")
-    group.add_argument("--feature-dim", type=int, default=512, help="D, number of features, the size of a prototype")
-    group.add_argument("--small-stem", action=argparse.BooleanOptionalAction, default=False,
-                       help="ResNets begin with a 3x3 convolution instead of 7x7 and max-pooling")
+    add = parser.add_argument_group("model").add_argument
+    add("--model", choices=MODELS, default="cnn4", metavar="MODEL",
+        help=f"an architecture or a group of them, dealt in turn: {', '.join(MODELS)}")
+    add("--feature-dim", type=at_least(2, 65536), default=512, help="D, number of features, the size of a prototype")
+    add("--small-stem", action=argparse.BooleanOptionalAction, default=False,
+        help="ResNets begin with a 3x3 convolution instead of 7x7 and max-pooling")
 
-    group = parser.add_argument_group("training")
-    group.add_argument("--rounds", type=int, default=1000, help="T, number of rounds")
-    group.add_argument("--local-epochs", type=int, default=1, help="E, a client's epochs in a round")
-    group.add_argument("--batch-size", type=int, default=10, help="B, images in a minibatch")
-    group.add_argument("--batches", choices=["all", "full", "fixed"], default="all",
-                       help="all: every image is used; full: a last, smaller batch is dropped; fixed: as full, and "
-                            "images are never shuffled")
-    group.add_argument("--lr", type=float, default=0.01, help="η, learning rate of SGD")
-    group.add_argument("--momentum", type=float, default=0.0,
-                       help="momentum of SGD; its buffer starts empty in each round")
-    group.add_argument("--weight-decay", type=float, default=0.0, help="weight decay of SGD")
+    add = parser.add_argument_group("training").add_argument
+    add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
+    add("--local-epochs", type=at_least(1), default=1, help="E, a client's epochs in a round")
+    add("--batch-size", type=at_least(1), default=10, help="B, images in a minibatch")
+    add("--batches", choices=["all", "full", "fixed"], default="all",
+        help="all: every image is used; full: a last, smaller batch is dropped; fixed: as full, and images are never "
+             "shuffled")
+    add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")
+    add("--momentum", type=share_or_zero, default=0.0, help="momentum of SGD; its buffer starts empty in each round")
+    add("--weight-decay", type=not_negative, default=0.0, help="weight decay of SGD")
 
     group = parser.add_argument_group("run")
-    group.add_argument("--seed", type=int, default=0, help="seed of everything random")
-    group.add_argument("--trials", type=int, default=1, help="run this many seeds, from --seed on; print mean ± std")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, or cuda:1")
-    group.add_argument("--workers", type=int, default=0,
-                       help="clients that train side by side on a CPU; 0: one for each core")
-    group.add_argument("--eval-every", type=int, default=1, help="rounds from one evaluation to the next")
-    group.add_argument("--checkpoint-every", type=int, default=10,
-                       help="rounds from one checkpoint to the next; 0: none is kept")
-    group.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder; --rounds may be larger")
-    group.add_argument("--out", default="runs", help="folder of run folders")
-    group.add_argument("--name", default="", help="a word for the run folder's name and for titles")
-    group.add_argument("--no-plots", action="store_true", help="draw no pictures")
+    add = group.add_argument
+    add("--seed", type=at_least(0, 2**32 - 1), default=0, help="seed of everything random")
+    add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, or cuda:1")
+    add("--workers", type=at_least(0), default=0,
+        help="clients that train side by side on a CPU; 0: one for each core")
+    add("--eval-every", type=at_least(1), default=1, help="rounds from one evaluation to the next")
+    add("--checkpoint-every", type=at_least(0), default=10,
+        help="rounds from one checkpoint to the next; 0: none is kept")
+    add("--out", default="runs", help="folder of run folders")
+    add("--name", type=word, default="", help="a word for the run folder's name and for titles")
+    add("--no-plots", action="store_true", help="draw no pictures")
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--trials", type=at_least(1), default=1, help="run this many seeds, from --seed on; print mean ± std")
+    add("--resume", metavar="FOLDER", help="go on with the run in this folder; --rounds may be larger")
     return parser
-
-
-NOT_SETTINGS = ["script", "data", "device", "workers", "trials", "out", "name", "resume", "checkpoint_every",
-                "no_plots"]  # not compared with the run's when it is resumed
-
-
-def settings_of(args):
-    return {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
-
-
-def check_shared_flags(args):
-    """Exit with one line and status 2 where a value cannot work."""
-    for name, value in vars(args).items():
-        if isinstance(value, float):
-            require(math.isfinite(value), f"--{name.replace('_', '-')}", value, "must be a finite number")
-    require(re.fullmatch(r"[\w.-]*\w", args.dataset), "--dataset", args.dataset,
-            "must be a name; the folder that it is in goes to --data")
-    require(0 < args.subset <= 1, "--subset", args.subset, "must be in (0, 1]")
-    require(args.image_size is None or 16 <= args.image_size <= 1024, "--image-size", args.image_size,
-            "must be in [16, 1024]")
-    require(args.clients is None or args.clients >= 1, "--clients", args.clients, "must be at least 1")
-    require(args.clients or args.partition == "domain", "--partition", args.partition, "needs --clients, too")
-    require(0 < args.participation <= 1, "--participation", args.participation, "must be in (0, 1]")
-    require(args.beta > 0, "--beta", args.beta, "must be above 0")
-    require(args.classes_per_client >= 1, "--classes-per-client", args.classes_per_client, "must be at least 1")
-    require(args.missing >= 0, "--missing", args.missing, "must be at least 0")
-    require(0 < args.dominant_share <= 1, "--dominant-share", args.dominant_share, "must be in (0, 1]")
-    for n in (args.domain_clients or {}).values():
-        require(n >= 1, "--domain-clients", n, "a domain needs at least 1 client")
-    require(not args.domain_clients or args.partition == "domain", "--domain-clients", args.domain_clients,
-            f"has no meaning with --partition {args.partition}")
-    if args.domain_clients and args.clients is not None:
-        n = sum(args.domain_clients.values())
-        require(args.clients == n, "--clients", args.clients, f"--domain-clients has {n} of them")
-    require(args.domain_fraction is None or 0 < args.domain_fraction <= 1, "--domain-fraction",
-            args.domain_fraction, "must be in (0, 1]; for a number of images there is --images-per-class")
-    require(args.images_per_class is None or args.images_per_class >= 1, "--images-per-class",
-            args.images_per_class, "must be at least 1")
-    require(2 <= args.feature_dim <= 65536, "--feature-dim", args.feature_dim, "must be in [2, 65536]")
-    require(args.rounds >= 1, "--rounds", args.rounds, "must be at least 1")
-    require(args.local_epochs >= 1, "--local-epochs", args.local_epochs, "must be at least 1")
-    require(1 <= args.batch_size <= 10**9, "--batch-size", args.batch_size, "must be at least 1, at most 10**9")
-    without_batchnorm = all(name in CONVNETS for name in GROUPS.get(args.model, [args.model]))
-    require(args.batch_size > 1 or without_batchnorm, "--batch-size", args.batch_size,
-            f"must be at least 2 with --model {args.model}, as BatchNorm needs two images")
-    require(args.lr > 0, "--lr", args.lr, "must be above 0")
-    require(0 <= args.momentum < 1, "--momentum", args.momentum, "must be in [0, 1)")
-    require(0 <= args.weight_decay < 1, "--weight-decay", args.weight_decay, "must be at least 0 and below 1")
-    require(args.trials >= 1, "--trials", args.trials, "must be at least 1")
-    last = args.seed + args.trials - 1  # scikit-learn takes no seed above 2**32 - 1
-    require(0 <= args.seed <= last < 2**32, "--seed", args.seed, "all seeds must be in [0, 2**32 - 1]")
-    require(args.trials == 1 or not args.resume, "--trials", args.trials, "cannot be resumed, a single run can")
-    require(args.workers >= 0, "--workers", args.workers, "must be at least 0")
-    require(args.eval_every >= 1, "--eval-every", args.eval_every, "must be at least 1")
-    require(args.checkpoint_every >= 0, "--checkpoint-every", args.checkpoint_every, "must be at least 0")
-    require(re.fullmatch(r"[\w.-]*", args.name), "--name", args.name, "letters, digits, '.', '_' and '-' only")
 
 
 def choose_device(name):
     """auto, cpu, cuda or cuda:N -> a device that works. A GPU may be there and yet be too old, full or taken."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-        fail(f"--device {name}: must be auto, cpu, cuda, or cuda:N")
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return "cpu"
-    wanted = "cuda" if name == "auto" else name
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.ones(2, device=wanted).sum().item()
-        return wanted
+        torch.ones(2, device=name).sum().item()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().split("\n")[0]
-    if name != "auto":
-        fail(f"--device {name}: cannot be used ({reason})")
-    print(f"the GPU cannot be used ({reason}): taking the CPU")
-    return "cpu"
+        fail(f"--device {name}: cannot be used ({reason}); try --device cpu")
+    return name
 
 
-def parse(script, description, settings, add_flags, check, words=None):
-    """Command line -> args: what is typed, over the data set's settings, over the shared defaults."""
-    # The preset depends on these flags, so they are read before the others. Then --help can show it, too.
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.error = fail
-    first.add_argument("--dataset", default="glyphs")
-    first.add_argument("--data", default="./data")
-    first.add_argument("--resume")
-    for flag in ("--clients", "--partition", "--domain-clients", "--domain-fraction", "--images-per-class"):
-        first.add_argument(flag)
-    chosen, _ = first.parse_known_args(words)
-
-    saved = None
-    if chosen.resume is not None:
-        saved = load_checkpoint(chosen.resume, script)
-        preset = dict(saved["settings"])
-    elif chosen.dataset in settings:
-        preset = dict(settings[chosen.dataset])
-    elif "domains" in settings and len(domain_folders(Path(chosen.data, chosen.dataset))) > 1:
-        preset = dict(settings["domains"])
-    else:
-        preset = dict(settings["default"])
-    # Where there are two ways to say one thing, what is typed replaces the preset's: a share or a number of images,
-    # a number of clients or a list of clients for each domain.
-    if chosen.domain_fraction is not None:
-        preset["images_per_class"] = None
-    if chosen.images_per_class is not None:
-        preset["domain_fraction"] = None
-    by_domains = (chosen.partition or preset.get("partition")) == "domain"
-    if chosen.domain_clients is not None and by_domains:
-        preset["clients"] = None
-    keeps_list = chosen.domain_clients is not None or (by_domains and chosen.clients is None)
-    if not keeps_list and not saved:
-        preset["domain_clients"] = None
-
+def parse(script, description, settings, add_flags, words=None):
+    """Command line -> args: what is typed, over the settings of the data set or of the resumed run, over the parser's
+    defaults."""
+    words = sys.argv[1:] if words is None else words
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
-    parser.set_defaults(script=script, **preset)
-    args = parser.parse_args(words)
-    check_shared_flags(args)
-    check(args)
-    if saved:
-        for name, value in settings_of(args).items():
-            before = saved["settings"].get(name)
-            if value != before and name != "rounds":
-                fail(f"--{name.replace('_', '-')} {value}: must be {before}, as in {args.resume}")
-        done = len(saved["rows"])
-        require(args.rounds >= done, "--rounds", args.rounds, f"{done} are done in {args.resume}")
 
+    # Read twice: without defaults and --help, as what is typed decides which settings hold; then with these.
+    blank = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args([]))))
+    typed = vars(parser.parse_args([text for text in words if text not in ("-h", "--help")], blank))
+    typed = {name: value for name, value in typed.items() if value is not None}
+    dataset = typed.get("dataset", parser.get_default("dataset"))
+    data = typed.get("data", parser.get_default("data"))
+    if "resume" in typed:
+        saved = load_checkpoint(typed["resume"], script)
+        preset = saved["settings"]
+    elif dataset in settings:
+        preset = settings[dataset]
+    elif "domains" in settings and len(domain_folders(Path(data, dataset))) > 1:
+        preset = settings["domains"]
+    else:
+        preset = settings["default"]
+    parser.set_defaults(script=script, **preset)
+    # Of two ways to say one thing, what is typed replaces the preset's.
+    for one, other in ("clients", "domain_clients"), ("domain_fraction", "images_per_class"):
+        if one in typed:
+            parser.set_defaults(**{other: None})
+        if other in typed:
+            parser.set_defaults(**{one: None})
+    args = parser.parse_args(words)
+
+    for name in typed:
+        if args.partition != PARTITION_OF.get(name, args.partition):
+            fail(f"--{name.replace('_', '-')}: has no meaning with --partition {args.partition}")
+    if args.clients is None and args.partition != "domain":
+        fail(f"--partition {args.partition}: needs --clients, too")
+    if args.resume:
+        for name, value in typed.items():
+            before = preset.get(name, value)
+            if value != before and name not in NOT_LOGGED + ["rounds"]:
+                fail(f"--{name.replace('_', '-')} {value}: must be {before}, as in {args.resume}")
+        if args.rounds < len(saved["rows"]):
+            fail(f"--rounds {args.rounds}: {len(saved['rows'])} are done in {args.resume}")
     args.device = choose_device(args.device)
-    if args.device != "cpu":
-        args.workers = 1
-    elif args.workers == 0:
-        args.workers = os.cpu_count()
     return args
 
 
-def run_script(script, description, main, settings, add_flags, check, words=None):
+def run_script(script, description, main, settings, add_flags, words=None):
     """Call main(args) once for each seed of --trials.
 
     settings: {dataset: {flag: value}}, with "default" for data sets that are not named, and "domains" for image
-    folders with several domains; add_flags(group): adds the method's own flags; check(args): refuses their
-    values, and may set those that depend on others."""
+    folders with several domains; add_flags(group): adds the method's own flags."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a notebook's has not
             stream.reconfigure(errors="replace")  # a terminal without Greek letters
-    args = parse(script, description, settings, add_flags, check, words)
+    args = parse(script, description, settings, add_flags, words)
     torch.set_num_threads(1)  # clients are what runs side by side, see for_each_client; the server has one core, too
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
@@ -1639,7 +1579,10 @@ def run_script(script, description, main, settings, add_flags, check, words=None
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            sys.exit("\nstopped by Ctrl-C; from a checkpoint, --resume FOLDER goes on")
+            folder = Run.latest.folder if Run.latest else None
+            if folder and (folder / "checkpoint.pt").exists():
+                sys.exit(f"\nstopped by Ctrl-C; --resume {folder} goes on from the last checkpoint")
+            sys.exit("\nstopped by Ctrl-C, without a checkpoint to go on from")
     if args.trials > 1:
         for name in results[0]:
             print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")
@@ -1647,4 +1590,6 @@ def run_script(script, description, main, settings, add_flags, check, words=None
 
 
 if __name__ == "__main__":
-    compare(sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Print a table of runs, and draw their accuracies over rounds.")
+    parser.add_argument("folders", nargs="+", help="run folders, such as runs/*")
+    compare(parser.parse_args().folders)

@@ -50,9 +50,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from common import (Run, accuracy, average, build_net, class_means, draw_pictures, evaluate_global, extract,
-                    for_each_client, generator, load_dataset, make_federation, minibatches, model_size, participants,
-                    require, run_script, summarize)
+from common import (Run, accuracy, at_least, average, build_net, class_means, draw_pictures, evaluate_global, extract,
+                    fail, for_each_client, generator, load_dataset, make_federation, minibatches, model_size,
+                    not_negative, participants, positive, run_script, share_or_zero, summarize)
 
 
 class Upload(NamedTuple):
@@ -61,6 +61,8 @@ class Upload(NamedTuple):
 
 
 def main(args):
+    if args.model_every > 1 and not args.lite:
+        fail(f"--model-every {args.model_every}: must be 1 without --lite")
     data = load_dataset(args)
     mean, std = NORMALISATION.get(args.dataset, NORMALISATION["other"])      # of the inputs, see the settings
     net = build_net(data, args, mean=mean, std=std)                   # the global model
@@ -370,30 +372,21 @@ NORMALISATION = {           # mean and standard deviation of the channels
 
 
 def add_flags(group):
-    group.add_argument("--lam", type=float, help="λ in Eq. 10, weight of the matching; 0: FedAvg")
+    group.add_argument("--lam", type=not_negative, help="λ in Eq. 10, weight of the matching; 0: FedAvg")
     group.add_argument("--match", choices=["cg", "l2"],
                        help="cg: contrastive guiding; l2: squared distance, Eq. 3 (the paper gives no λ for it)")
-    group.add_argument("--temperature", type=float, help="α of contrastive guiding")
-    group.add_argument("--warmup", type=int, help="T_s, rounds of FedAvg before matching begins")
+    group.add_argument("--temperature", type=positive, help="α of contrastive guiding")
+    group.add_argument("--warmup", type=at_least(0), help="T_s, rounds of FedAvg before matching begins")
     group.add_argument("--aggregate", choices=["weighted", "uniform"], help="mean of Eq. 9: by class counts, or plain")
     group.add_argument("--lite", action="store_true",
                        help="FedFM-Lite: anchors of the local models, sent after training, serve in the next round")
-    group.add_argument("--model-every", type=int, help="a of FedFM-Lite: models travel every a rounds")
-    group.add_argument("--prox", type=float, help="μ, weight of FedProx's term")
-    group.add_argument("--validation", type=float, help="share of a client's images held out to pick the best round")
+    group.add_argument("--model-every", type=at_least(1), help="a of FedFM-Lite: models travel every a rounds")
+    group.add_argument("--prox", type=not_negative, help="μ, weight of FedProx's term")
+    group.add_argument("--validation", type=share_or_zero,
+                       help="share of a client's images held out to pick the best round")
     group.add_argument("--augment", action=argparse.BooleanOptionalAction, default=False,
                        help="random crop, flip and rotation of training images")
 
 
-def check(args):
-    require(args.lam >= 0, "--lam", args.lam, "must be at least 0")
-    require(args.temperature > 0, "--temperature", args.temperature, "must be above 0")
-    require(args.warmup >= 0, "--warmup", args.warmup, "must be at least 0")
-    require(args.model_every >= 1, "--model-every", args.model_every, "must be at least 1")
-    require(args.model_every == 1 or args.lite, "--model-every", args.model_every, "must be 1 without --lite")
-    require(args.prox >= 0, "--prox", args.prox, "must be at least 0")
-    require(0 <= args.validation < 1, "--validation", args.validation, "must be in [0, 1)")
-
-
 if __name__ == "__main__":
-    run_script("fedfm", __doc__, main, SETTINGS, add_flags, check)
+    run_script("fedfm", __doc__, main, SETTINGS, add_flags)

@@ -41,9 +41,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (Net, Run, architecture, average, build_extractor, draw_pictures, evaluate_global, for_each_client,
-                    load_dataset, make_federation, minibatches, model_size, participants, require, run_script, seeded,
-                    summarize)
+from common import (Net, Run, architecture, at_least, average, build_extractor, draw_pictures, evaluate_global,
+                    for_each_client, load_dataset, make_federation, minibatches, model_size, not_negative,
+                    participants, positive, run_script, seeded, summarize)
 
 
 class Upload(NamedTuple):
@@ -250,20 +250,14 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam", type=float, help="λ in Eq. 10, weight of the compactness; 0: FedAvg on the sphere")
-    group.add_argument("--alpha", type=float, help="α in Eq. 5, weight of the anchors' separation")
-    group.add_argument("--tau", type=float, help="τ in Eqs. 4 and 8, the temperature")
-    group.add_argument("--server-steps", type=int, help="E_s, the server's steps on the anchors in a round")
+    group.add_argument("--lam", type=not_negative,
+                       help="λ in Eq. 10, weight of the compactness; 0: FedAvg on the sphere")
+    group.add_argument("--alpha", type=not_negative, help="α in Eq. 5, weight of the anchors' separation")
+    group.add_argument("--tau", type=positive, help="τ in Eqs. 4 and 8, the temperature")
+    group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")
     group.add_argument("--compactness", choices=["vmf", "l2"],
                        help="vmf: Eq. 8; l2: the distance to the anchor (ablation)")
 
 
-def check(args):
-    require(args.lam >= 0, "--lam", args.lam, "must be at least 0")
-    require(args.alpha >= 0, "--alpha", args.alpha, "must be at least 0")
-    require(args.tau > 0, "--tau", args.tau, "must be above 0")
-    require(args.server_steps >= 1, "--server-steps", args.server_steps, "must be at least 1")
-
-
 if __name__ == "__main__":
-    run_script("fedlsa", __doc__, main, SETTINGS, add_flags, check)
+    run_script("fedlsa", __doc__, main, SETTINGS, add_flags)

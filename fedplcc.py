@@ -46,8 +46,8 @@ import torch
 import torch.nn.functional as F
 
 from common import (Run, average, build_net, class_means, draw_pictures, evaluate_global, extract, for_each_client,
-                    load_dataset, make_federation, minibatches, model_size, participants, require, run_script,
-                    summarize)
+                    load_dataset, make_federation, minibatches, model_size, not_negative, participants, positive,
+                    run_script, share, summarize)
 
 
 class Clusters(NamedTuple):
@@ -309,11 +309,11 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam-contra", type=float, help="λ1 in Eq. 4, weight of L_contra")
-    group.add_argument("--lam-corr", type=float, help="λ2 in Eq. 4, weight of L_corr; in the paper 10 λ1")
-    group.add_argument("--phi", type=float, help="φ in Eq. 8, the share of a class's prototypes that attract")
-    group.add_argument("--tau", type=float, help="τ in Eq. 6, the temperature")
-    group.add_argument("--alpha", type=float, help="α in Eq. 7, the power of the cosine")
+    group.add_argument("--lam-contra", type=not_negative, help="λ1 in Eq. 4, weight of L_contra")
+    group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; in the paper 10 λ1")
+    group.add_argument("--phi", type=share, help="φ in Eq. 8, the share of a class's prototypes that attract")
+    group.add_argument("--tau", type=positive, help="τ in Eq. 6, the temperature")
+    group.add_argument("--alpha", type=positive, help="α in Eq. 7, the power of the cosine")
     group.add_argument("--finch-level", choices=["last", "first"],
                        help="last: the coarsest of FINCH's partitions; first: the finest, one pass")
     group.add_argument("--uniform-weights", action="store_true", help="all prototypes weigh 1 in the losses")
@@ -321,13 +321,5 @@ def add_flags(group):
                        help="finch: Eq. 9; mean: one mean per class, as FPL's clients send")
 
 
-def check(args):
-    require(args.lam_contra >= 0, "--lam-contra", args.lam_contra, "must be at least 0")
-    require(args.lam_corr >= 0, "--lam-corr", args.lam_corr, "must be at least 0")
-    require(0 < args.phi <= 1, "--phi", args.phi, "must be in (0, 1]")
-    require(args.tau > 0, "--tau", args.tau, "must be above 0")
-    require(args.alpha > 0, "--alpha", args.alpha, "must be above 0")
-
-
 if __name__ == "__main__":
-    run_script("fedplcc", __doc__, main, SETTINGS, add_flags, check)
+    run_script("fedplcc", __doc__, main, SETTINGS, add_flags)

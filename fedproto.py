@@ -38,7 +38,7 @@ import torch
 import torch.nn.functional as F
 
 from common import (Run, baseline_accuracy, class_means, draw_pictures, evaluate_personal, for_each_client,
-                    load_dataset, make_clients, minibatches, participants, require, run_script, summarize)
+                    load_dataset, make_clients, minibatches, not_negative, participants, run_script, summarize)
 
 
 class Upload(NamedTuple):
@@ -183,16 +183,12 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam", type=float, help="λ in Eq. 4, weight of the distance; 0: no guidance")
+    group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: no guidance")
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="φ in Eq. 4: the paper's, or the mean squared error, which HtFLlib uses with λ = 10")
     group.add_argument("--aggregate", choices=["weighted", "uniform"],
                        help="mean of Eq. 3: by class counts, or plain, as in HtFLlib")
 
 
-def check(args):
-    require(args.lam >= 0, "--lam", args.lam, "must be at least 0")
-
-
 if __name__ == "__main__":
-    run_script("fedproto", __doc__, main, SETTINGS, add_flags, check)
+    run_script("fedproto", __doc__, main, SETTINGS, add_flags)

@@ -43,8 +43,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from common import (GROUPS, Run, baseline_accuracy, class_means, distances, draw_pictures, evaluate_personal,
-                    for_each_client, load_dataset, make_clients, minibatches, participants, require, run_script,
-                    seeded, summarize)
+                    for_each_client, load_dataset, make_clients, minibatches, not_negative, participants, run_script,
+                    seeded, share_or_zero, summarize)
 
 
 class Upload(NamedTuple):
@@ -54,6 +54,8 @@ class Upload(NamedTuple):
 
 
 def main(args):
+    if args.lam_mcl is None:                                          # λ2, if it was not typed
+        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01
     data = load_dataset(args)
     clients = make_clients(data, args)
     C, D = len(data.classes), args.feature_dim
@@ -221,7 +223,7 @@ BASE = dict(                # the paper's setting, where no comment says otherwi
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,       # not in the paper
     lam_r=0.1,
-    lam_mcl=None,           # λ2: 0.01 for one architecture, 1 for a group of them; check(args) sets it
+    lam_mcl=None,           # λ2: 0.01 for one architecture, 1 for a group of them; main sets it
     lam_cc=1.0,
     alpha=0.9999,
     distance="euclidean",
@@ -246,13 +248,13 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam-r", type=float,
+    group.add_argument("--lam-r", type=not_negative,
                        help="λ1 in Eq. 9, weight of the distance to the anchor (Eq. 5); the authors' code: 10")
-    group.add_argument("--lam-mcl", type=float,
+    group.add_argument("--lam-mcl", type=not_negative,
                        help="λ2 in Eq. 9, weight of the contrast (Eq. 7); default: 0.01, for a group of models 1")
-    group.add_argument("--lam-cc", type=float,
+    group.add_argument("--lam-cc", type=not_negative,
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors (Eq. 8)")
-    group.add_argument("--alpha", type=float, help="α in Eq. 10, the share of an anchor that stays in a round")
+    group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the share of an anchor that stays in a round")
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="d in Eq. 5; the authors' code: mse, the mean squared error")
     group.add_argument("--margin-rule", choices=["average", "nearest"],
@@ -262,15 +264,5 @@ def add_flags(group):
                        help="embedding layer of the anchors; the authors' code: mlp; none: without it (an ablation)")
 
 
-def check(args):
-    """Set λ2 where it was not given, and refuse values that cannot work."""
-    if args.lam_mcl is None:
-        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01
-    require(args.lam_r >= 0, "--lam-r", args.lam_r, "must be at least 0")
-    require(args.lam_mcl >= 0, "--lam-mcl", args.lam_mcl, "must be at least 0")
-    require(args.lam_cc >= 0, "--lam-cc", args.lam_cc, "must be at least 0")
-    require(0 <= args.alpha <= 1, "--alpha", args.alpha, "must be in [0, 1]")
-
-
 if __name__ == "__main__":
-    run_script("fedsa", __doc__, main, SETTINGS, add_flags, check)
+    run_script("fedsa", __doc__, main, SETTINGS, add_flags)

@@ -42,8 +42,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (Run, baseline_accuracy, batches, class_means, distances, draw_pictures, evaluate_personal,
-                    for_each_client, generator, load_dataset, make_clients, minibatches, participants, require,
+from common import (Run, at_least, baseline_accuracy, batches, class_means, distances, draw_pictures, evaluate_personal,
+                    for_each_client, generator, load_dataset, make_clients, minibatches, not_negative, participants,
                     run_script, seeded, summarize)
 
 
@@ -256,7 +256,7 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam", type=float, help="λ in Eq. 11, weight of the distance; 0: no guidance")
+    group.add_argument("--lam", type=not_negative, help="λ in Eq. 11, weight of the distance; 0: no guidance")
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="φ in Eq. 11: the paper's, or the mean squared error, which HtFLlib uses with λ = 10")
     group.add_argument("--uploads", choices=["after", "before"],
@@ -264,17 +264,11 @@ def add_flags(group):
     group.add_argument("--margin-rule", choices=["pairwise", "nearest", "fixed", "none"],
                        help="δ. pairwise: Eq. 9; nearest: as in HtFLlib, the authors' library; fixed: τ (ablation FM); "
                             "none: 0 (ablation SCL)")
-    group.add_argument("--tau", type=float, help="τ in Eq. 9, the largest margin")
-    group.add_argument("--server-epochs", type=int, help="S, the server's epochs over the uploads in a round")
+    group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the largest margin")
+    group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs over the uploads in a round")
     group.add_argument("--no-mlp", action="store_true",
                        help="train the prototypes themselves, without the network F (an ablation)")
 
 
-def check(args):
-    require(args.lam >= 0, "--lam", args.lam, "must be at least 0")
-    require(args.tau >= 0, "--tau", args.tau, "must be at least 0")
-    require(args.server_epochs >= 1, "--server-epochs", args.server_epochs, "must be at least 1")
-
-
 if __name__ == "__main__":
-    run_script("fedtgp", __doc__, main, SETTINGS, add_flags, check)
+    run_script("fedtgp", __doc__, main, SETTINGS, add_flags)

@@ -51,7 +51,7 @@ def arguments(script, *words):
     """The args that a command line gives."""
     module = __import__(script)
     words = " ".join(map(str, words)).split()
-    return common.parse(script, module.__doc__, module.SETTINGS, module.add_flags, module.check, words)
+    return common.parse(script, module.__doc__, module.SETTINGS, module.add_flags, words)
 
 
 class Done:
@@ -72,7 +72,7 @@ def run(tmp_path, capsys, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(module, "Run", recorded)
             done.results = common.run_script(script, module.__doc__, module.main, module.SETTINGS, module.add_flags,
-                                             module.check, words)
+                                             words)
         done.folder, done.rows, done.modules = runs[-1].folder, runs[-1].rows, runs[-1].modules
         done.text = capsys.readouterr().out
         return done

@@ -188,7 +188,7 @@ def test_missing_data_says_where_and_what(tmp_path, run):
     for name in ("pacs", "empty"):
         with pytest.raises(SystemExit) as stop:
             load(tmp_path, name)
-        assert all(word in stop.value.code for word in (str(tmp_path / name), "<class>", "--dataset glyphs"))
+        assert all(word in stop.value.code for word in (str(tmp_path / name), "<class>", "--dataset glyphs", "cifar10"))
     for n in range(8):
         picture(tmp_path / "s" / "train" / str(n % 2) / f"{n}.png")
     with pytest.raises(SystemExit, match="test images"):
@@ -225,6 +225,13 @@ def test_torchvision_sets(name, stand_in, tmp_path):
     assert data.domains == [name] and len(data.classes) == 10
     picture(tmp_path / name / "train" / "cat" / "1.png")  # a folder of that name goes before the download
     assert len(load(tmp_path, name).y) == 1
+
+
+@pytest.mark.parametrize("typed, name", [("CIFAR10", "cifar10"), ("cifar-10", "cifar10"), ("FashionMNIST", "fmnist"),
+                                         ("SVHN", "svhn"), ("My-Images", "My-Images"), ("glyphs", "glyphs")])
+def test_names_of_data_sets_as_others_write_them(typed, name):
+    """"no data" for a set that is there under a name in small letters; a folder of one's own renamed."""
+    assert common.dataset_name(typed) == name
 
 
 def test_a_download_that_fails_is_explained(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from PIL import Image
 
 import common
 import fedfm
+import fedsa
 from conftest import SMALL, arguments, every_script
 
 # --- one model for each client: FedProto, FedTGP, FedSA ---------------------------------------------
@@ -46,7 +47,7 @@ FEDTGP = {
     "tau": (100, "Implementation Details: τ"),
     "server_epochs": (100, "Implementation Details: S"),
     "distance": ("euclidean", "below Eq. 4"),
-    "margin": ("pairwise", "Eq. 9"),
+    "margin_rule": ("pairwise", "Eq. 9"),
     "uploads": ("after", "Algorithm 1, lines 7 and 8"),
     "no_mlp": (False, "Trainable Global Prototypes: F"),
 }
@@ -54,11 +55,11 @@ FEDSA = {
     **OWN_MODELS,
     "model": ("cnn4", "Statistical heterogeneity: the homogeneous model setting"),
     "lam_r": (0.1, "Implementation details: λ1"),
-    "lam_mcl": (0.01, "Implementation details: λ2 for statistical heterogeneity; for other models see FEDSA_LAM_MCL"),
+    "lam_mcl": (None, "Implementation details: λ2 by model, see FEDSA_LAM_MCL"),
     "lam_cc": (1, "Implementation details: λ3"),
     "alpha": (0.9999, "Implementation details: α"),
     "distance": ("euclidean", "below Eq. 5"),
-    "margin": ("average", "Eq. 6"),
+    "margin_rule": ("average", "Eq. 6"),
     "projection": ("linear", "ours: the paper has an embedding layer and does not say of what"),
 }
 FEDSA_LAM_MCL = {  # λ2 by model, "Implementation details": 0.01 for one architecture, 1 for model heterogeneity
@@ -83,7 +84,7 @@ FEDLSA = {
     "lr": (0.01, "ours: FPL's code"),
     "momentum": (0.9, "ours: FPL's code"),
     "weight_decay": (1e-5, "ours: FPL's code"),
-    "model": ("lsa_cnn", "Implementation Details: two convolutions and three linear layers"),
+    "model": ("cnn4", "Implementation Details: two convolutions and three linear layers, the last two in SphereNet"),
     "feature_dim": (128, "ours: the paper has no number for L"),
     "alpha": ({"digits": 0.02, "office": 0.4, "pacs": 0.4}, "Implementation Details: 0.02 or 0.4; ours: where which"),
     "lam": ({"digits": 0.1, "office": 0.7, "pacs": 0.7}, "Implementation Details: 0.1 or 0.7; ours: where which"),
@@ -188,7 +189,7 @@ OURS = {  # "folder": any folder of images; "domains": one that has domains
     ("fedtgp", "glyphs"): ("cifar10", OWN_GLYPHS),
     ("fedtgp", "folder"): ("cifar10", {}),
     ("fedtgp", "domains"): ("cifar10", {}),
-    ("fedsa", "glyphs"): ("cifar10", {**OWN_GLYPHS, "lam_mcl": 1}),
+    ("fedsa", "glyphs"): ("cifar10", OWN_GLYPHS),
     ("fedsa", "folder"): ("cifar10", {}),
     ("fedsa", "domains"): ("cifar10", {}),
     ("fedlsa", "glyphs"): ("office", {**ONE_GLYPHS, "rounds": 12}),
@@ -252,7 +253,6 @@ GROUPS = {
 HTC4 = [[], [512], [256], [128]]  # hidden layers of the classifiers, FedTGP, Appendix A
 CONVNETS = {  # channels of the 5x5 convolutions, widths of the linear layers: D is the last but one, C the last
     "cnn4": ([32, 64], [512, 10], "McMahan et al. 2017: the 4-layer CNN of FedTGP and FedSA"),
-    "lsa_cnn": ([32, 64], [512, 128, 10], "FedLSA, Implementation Details; ours: all widths"),
     "htcnn8-1": ([32], [512, 10], "FedTGP, Table 9: CNN1"),
     "htcnn8-2": ([32, 64], [512, 10], "FedTGP, Table 9: CNN2"),
     "htcnn8-3": ([32], [512, 512, 10], "FedTGP, Table 9: CNN3"),
@@ -345,12 +345,20 @@ def test_glyphs_are_the_default_data_set():
 
 
 @pytest.mark.parametrize("model", FEDSA_LAM_MCL)
-def test_fedsa_has_another_weight_of_the_contrast_for_groups_of_models(model):
+def test_fedsa_has_another_weight_of_the_contrast_for_groups_of_models(model, monkeypatch):
     """Catches: λ2 = 1 for one architecture, 0.01 for a group, a typed λ2 that is overwritten."""
-    args = arguments("fedsa", "--dataset cifar100 --model", model)
-    assert args.lam_mcl == FEDSA_LAM_MCL[model]
-    args = arguments("fedsa", "--dataset cifar100 --lam-mcl 0.3 --model", model)
-    assert args.lam_mcl == 0.3
+    class Enough(Exception):
+        pass
+
+    def load(args):
+        raise Enough
+
+    monkeypatch.setattr(fedsa, "load_dataset", load)
+    for words, want in {"": FEDSA_LAM_MCL[model], "--lam-mcl 0.3": 0.3}.items():
+        args = arguments("fedsa", "--dataset cifar100 --model", model, words)
+        with pytest.raises(Enough):  # main sets λ2 before anything else
+            fedsa.main(args)
+        assert args.lam_mcl == want
 
 
 @every_script

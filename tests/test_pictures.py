@@ -31,7 +31,7 @@ def test_features_show_classes_with_and_without_scikit_learn(without, monkeypatc
     y = torch.arange(60) % 3
     z = torch.randn(60, 30, generator=torch.Generator().manual_seed(0)) + 9 * torch.eye(30)[y]
     both = torch.cat([z, 9 * torch.eye(30)[:3]])
-    points, method = common.in_two_dimensions(both, torch.cat([y, torch.arange(3)]), 0)
+    points, method = common.in_two_dimensions(both, 0)
     assert ("t-SNE" in method) != without and points.shape == (63, 2)
     spots = np.stack([points[:60][y == c].mean(0) for c in range(3)])
     nearest = np.linalg.norm(points[:, None] - spots, axis=2).argmin(1)
@@ -50,23 +50,26 @@ def test_every_group_has_a_marker_of_its_own_name():
     y = torch.arange(4) % 2
     x = torch.randn(15, 4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     groups = {f"domain {n}": (Flat(), common.Images(x[n], y)) for n in range(15)}
-    figure = common.plot_features(groups, "domain", torch.eye(12)[:2], torch.arange(2), ["a", "b"], 0)
-    shapes = [text.get_text() for text in figure.legends[1].get_texts()]
-    assert shapes == [*groups, "server"]
-    stars = [line for line in figure.axes[0].lines if line.get_marker() == "*" and len(line.get_xdata())]
-    assert [len(line.get_xdata()) for line in stars] == [1, 1]  # one for each class
+    figure = common.plot_features(groups, torch.eye(12)[:2], torch.arange(2), ["a", "b"], 0)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", *groups, "server"]
+    drawn = [dots for dots in figure.axes[0].collections if len(dots.get_offsets())]
+    stars = [dots for dots in drawn if dots.get_sizes() > 100]
+    assert [len(dots.get_offsets()) for dots in stars] == [1, 1]  # one for each class
 
 
 def test_legends_and_stars_stay_inside():
     """Catches: a legend or the largest marker outside of the figure, for many runs and long names."""
-    rows = [{"round": t, "accuracy": 50.0, "acc_classifier": 50.0, "acc_prototype": 40.0 + t} for t in (1, 2, 3)]
-    table = {f"fedproto-cifar10-a-rather-long-name-{n}": {0: rows, 1: rows} for n in range(14)}
+    a_log = {"round": np.arange(1, 4), "acc_classifier": np.full(3, 50.0), "acc_prototype": np.arange(41, 44)}
+    runs = [({"seed": 0, "most_frequent_class": 30.0}, a_log), ({"seed": 1, "most_frequent_class": 32.0}, a_log)]
+    table = {f"fedproto-cifar10-a-rather-long-name-{n}": runs for n in range(14)}
     figure = common.plot_comparison("cifar10", table)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
-    assert [axis.get_title() for axis in figure.axes] == ["by classifier", "by prototype"]
-    assert all(len(axis.lines) == 14 for axis in figure.axes)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["clients' own models, by classifier", "clients' own models, by prototype"]
+    assert all(len(axis.lines) == 28 for axis in figure.axes)
+    assert figure.axes[0].lines[1].get_ydata()[0] == 31  # the most frequent class
 
 
 def test_no_star_of_margins_is_cut(run, monkeypatch):
@@ -75,7 +78,14 @@ def test_no_star_of_margins_is_cut(run, monkeypatch):
     monkeypatch.setattr(common, "plot_margins", lambda *args: figures.append(draw(*args)) or figures[-1])
     run("fedlsa", SMALL["fedlsa"].replace("--no-plots", ""))
     axis, = figures[0].axes
-    assert axis.get_ylim()[0] == 0 and axis.get_ylim()[1] >= 1.09 * max(line.get_ydata().max() for line in axis.lines)
+    largest = max(np.max(line.get_ydata()) for line in axis.lines)
+    assert axis.get_ylim()[0] <= 0 and axis.get_ylim()[1] >= 1.04 * largest
+
+
+def table(out):
+    """The cells of the table that common.compare printed; of a run only the folder's name."""
+    lines = [line for line in out.splitlines() if line.startswith("| ") and not line.startswith("| run")]
+    return [line.split("/")[-1].strip("| ").split(" | ") for line in lines]
 
 
 def test_comparing_runs(run, tmp_path, capsys):
@@ -89,16 +99,19 @@ def test_comparing_runs(run, tmp_path, capsys):
     (tmp_path / "runs" / "other").mkdir()
     common.compare(sorted((tmp_path / "runs").iterdir()))
     out = capsys.readouterr().out
-    rows = [line.strip("| ").split(" | ") for line in out.splitlines() if line.startswith("| fed")]
-    assert [row[:3] for row in rows] == [  # equal settings do not overwrite each other
-        ["fedfm-glyphs", "0", "test"],
-        ["fedproto-glyphs-off", "0", "classifier"], ["fedproto-glyphs-off", "0", "prototype"],
-        ["fedproto-glyphs-off, eval_every 1", "0", "classifier"],
-        ["fedproto-glyphs-off, eval_every 1", "0", "prototype"],
-        ["fedproto-glyphs", "0,1", "classifier"], ["fedproto-glyphs", "0,1", "prototype"]]
+    rows = table(out)
+    assert [row[:4] for row in rows] == [  # runs of one name and seed do not overwrite each other
+        ["fedfm-glyphs", "0", "global", "classifier"],
+        ["fedproto-glyphs-off-s0", "0", "own", "classifier"], ["fedproto-glyphs-off-s0", "0", "own", "prototype"],
+        ["fedproto-glyphs-off-s0-2", "0", "own", "classifier"], ["fedproto-glyphs-off-s0-2", "0", "own", "prototype"],
+        ["fedproto-glyphs", "0,1", "own", "classifier"], ["fedproto-glyphs", "0,1", "own", "prototype"]]
+    assert "fedproto-glyphs-off: no mean, as these runs have the same seed and other eval_every" in out
     best = max(log(one.folder), key=lambda row: row["acc_validation"])["acc_test"]
-    assert rows[0][3:5] == [f"{best:.2f}", f"{one.rows[-1]['acc_test']:.2f}"]
-    assert "±" in rows[5][3] and "±" not in rows[3][3]
+    assert rows[0][4:6] == [f"{best:.2f}", f"{one.rows[-1]['acc_test']:.2f}"] and rows[0][6] == ""
+    assert "±" in rows[5][4] and "±" not in rows[3][4]
+    off = tmp_path / "runs" / "fedproto-glyphs-off-s0"
+    usual = json.loads((off / "args.json").read_text())["most_frequent_class"]
+    assert rows[1][6] == f"{log(off)[-1]['acc_classifier'] - usual:.2f}"
     assert (tmp_path / "runs" / "compare-glyphs-dirichlet.png").exists()
     with pytest.raises(SystemExit) as stop:
         common.compare([tmp_path])
@@ -117,9 +130,9 @@ def test_runs_of_one_name_that_differ_are_not_averaged_or_hidden(run, tmp_path, 
     (tmp_path / "elsewhere" / "fedfm-glyphs-s2").mkdir()
     (tmp_path / "elsewhere" / "fedfm-glyphs-s2" / "log.csv").touch()
     common.compare([one.folder, *sorted((tmp_path / "elsewhere").iterdir())])
-    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| fed")
-            or line.startswith("| /")]
-    assert [row[1] for row in rows] == ["0", "0", "1"] and len({row[0] for row in rows}) == 3
+    out = capsys.readouterr().out
+    assert [row[:2] for row in table(out)] == [["fedfm-glyphs", "0"], ["fedfm-glyphs-s0", "0"], ["fedfm-glyphs-s1", "1"]]
+    assert "elsewhere/fedfm-glyphs: no mean, as these runs have other lam" in out
 
 
 def test_published_logs_are_read(tmp_path, capsys):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import common
-from conftest import ROOT, SMALL, checkpoint, every_script, log, numbers
+from conftest import ROOT, SMALL, arguments, checkpoint, every_script, log, numbers
 from test_data import picture
 
 MORE = {"fedproto": "--participation 0.6", "fedtgp": "--participation 0.6", "fedsa": "--momentum 0.5",
@@ -66,6 +66,33 @@ def test_a_resumed_run_can_have_more_rounds(script, run):
     assert '"rounds": 4' in (short.folder / "args.json").read_text()
 
 
+def test_a_resumed_run_knows_where_its_images_are(run, tmp_path):
+    """--data, --workers and --checkpoint-every as in a new run: no data, another speed, no further checkpoint."""
+    for n in range(40):
+        picture(tmp_path / "images" / "set" / ("train" if n % 5 else "test") / str(n % 2) / f"{n}.png", (n, 99 * (n % 2), 0))
+    words = "--dataset set --model cnn4 --clients 2 --image-size 16 --no-plots --workers 1 --checkpoint-every 2"
+    folder = run("fedproto", words, "--rounds 2 --data", tmp_path / "images").folder
+    args = arguments("fedproto", "--resume", folder)
+    assert (args.data, args.workers, args.checkpoint_every) == (str(tmp_path / "images"), 1, 2)
+    run("fedproto", "--rounds 4 --no-plots --resume", folder)
+    assert len(checkpoint(folder)["rows"]) == 4
+
+
+@pytest.mark.parametrize("t, words", [(1, "without a checkpoint"), (3, "--resume .*fedproto-glyphs-s0 goes on")])
+def test_ctrl_c_names_the_folder_only_if_it_has_a_checkpoint(t, words, run, monkeypatch, tmp_path):
+    """A promise that cannot be kept; a folder of a run that never came to the end of a round."""
+    report = common.Run.report
+
+    def stopped(self, now, *rest, **more):
+        if now == t:
+            raise KeyboardInterrupt
+        report(self, now, *rest, **more)
+    monkeypatch.setattr(common.Run, "report", stopped)
+    with pytest.raises(SystemExit, match=words):
+        run("fedproto", SMALL["fedproto"], "--rounds 4 --checkpoint-every 1")
+    assert (tmp_path / "runs").exists() == (t > 1)
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """A small set of images in two domains, for processes that need not render glyphs first."""
@@ -116,12 +143,12 @@ def test_checkpoints_that_are_refused(run, capsys, tmp_path, monkeypatch):
         assert stop.value.code == 2 and text in error and error.count("\n") == 1, error
         assert (folder / "args.json").read_text() == about
     for words, text in {"--lam 0.7": "must be 0.1", "--rounds 1": "2 are done", "--dataset cifar10": "must be glyphs",
-                        "--clients 5": "must be 4", "--trials 2": "cannot be resumed"}.items():
+                        "--clients 5": "must be 4", "--trials 2": "not allowed with"}.items():
         says(text, words)
     says("not one of fedsa.py", script="fedsa")
     for content in (good[:len(good) // 2], good[:-10], b"", b"hello", pickle.dumps(Evil(), 2)):
         path.write_bytes(content)
-        says("complete checkpoint")
+        says("damaged", "--workers 1")
     for other in (Evil(), {"weights": torch.zeros(3)}, [1, 2]):
         torch.save(other, path)
         says("checkpoint.pt")

@@ -111,8 +111,9 @@ TRAIN = [[8, 4, 0, 4, 0, 0], [0, 30, 17, 0, 0, 0], [10, 0, 14, 9, 0, 0], [5, 4, 
 TEST = [[4, 9, 0, 8, 0, 1], [5, 2, 8, 1, 0, 0], [9, 1, 1, 4, 6, 2], [3, 0, 4, 4, 7, 1]]
 K, C, D = 4, 6, 8
 WHO = {1: [0, 2, 1], 2: [3, 1], 3: [0, 2], 4: [0, 1, 2, 3], 5: [2, 0]}
-WORDS = ("--checkpoint-every 10 --partition domain --clients 4 --domain-fraction 1 --model resnet4 --image-size 16 "
-         f"--feature-dim {D} --local-epochs 1 --batch-size 64 --workers 1 --no-plots --device cpu --rounds ")
+BY_DOMAIN = "--partition domain --clients 4 --domain-fraction 1"  # where a test names no other partition
+WORDS = (f"--checkpoint-every 10 --model resnet4 --image-size 16 --feature-dim {D} "
+         "--local-epochs 1 --batch-size 64 --workers 1 --no-plots --device cpu --rounds ")
 METHOD = {"fedtgp": "--server-epochs 3", "fedlsa": "--server-steps 3", "fedfm": "--validation 0 --warmup 0"}
 
 def array(value):
@@ -251,7 +252,8 @@ def play(run, monkeypatch):
         data = data or dataset(TRAIN, (np.array(TEST) * (mine if script in PERSONAL else 1)).tolist())
         with monkeypatch.context() as patch:
             replace(patch, script, data, clients, choose)
-            ended = run(script, WORDS, rounds, METHOD.get(script, ""), words)
+            division = "" if "--partition" in words else BY_DOMAIN
+            ended = run(script, WORDS, rounds, METHOD.get(script, ""), division, words)
         story = Story(script, ended, clients)
         story.ended, story.data = ended, data
         return story
@@ -759,8 +761,7 @@ def test_no_image_is_where_it_must_not_be(script, how, play):
     """Catches: an image in two clients' training sets, in a training and a test set, or the server's test images (or
     the validation images) in training; two clients with one model."""
     data = dataset([[20] * C, [14] * C], [[7] * C, [9] * C])._replace(domains=["plain", "thin"])
-    clients = "--partition " + how + " --clients 3"
-    words = "--domain-fraction 1 " + clients + " --validation 0.25" * (script == "fedfm")
+    words = "--partition " + how + " --clients 3" * ("domain-clients" not in how) + " --validation 0.25" * (script == "fedfm")
     story = play(script, words, 1, None, data)
     clients = [story.clients[i] for i in range(3)]
     training = [names(c.train.x) for c in clients]

@@ -125,10 +125,8 @@ def test_trials_print_mean_and_std_with_their_seeds(run):
 def test_defaults_give_way_to_flags_and_follow_the_data(tmp_path):
     """Catches: a preset that goes before what is typed, or two ways to say one thing at once."""
     args = arguments("fedsa", "--dataset cifar10 --rounds 7")
-    assert (args.rounds, args.clients, args.batch_size, args.lam_mcl, args.lam_r) == (7, 20, 10, 0.01, 0.1)
+    assert (args.rounds, args.clients, args.batch_size, args.lam_r) == (7, 20, 10, 0.1)
     assert (args.distance, args.projection, args.margin_rule) == ("euclidean", "linear", "average")  # the paper's
-    assert arguments("fedsa", "--model htfe8").lam_mcl == 1 and arguments("fedsa", "--model cnn4").lam_mcl == 0.01
-    assert arguments("fedsa", "--model htfe8 --lam-mcl 0").lam_mcl == 0
     args = arguments("fedlsa", "--domain-fraction 0.5")
     assert (args.domain_fraction, args.images_per_class) == (0.5, None)
     args = arguments("fedlsa", "--dataset pacs --images-per-class 5")
@@ -175,38 +173,34 @@ BAD = {  # what the line says: command lines
     "(0, 1]": ["--participation 0", "--participation 1.5", "fedplcc --phi 0", "--domain-fraction 0",
                "--domain-fraction 1.5"],
     "invalid": ["--participation x", "--rounds 1.5"],
-    "not like mnist:1,usps:4": ["--domain-clients plain", "--domain-clients plain:x"],
+    "not like mnist:1,usps:4": ["--domain-clients plain", "--domain-clients plain:x", "--domain-clients plain:0"],
     "finite": ["--lr nan", "--lam inf", "fedfm --prox inf"],
     "above 0": ["--beta 0", "fedlsa --tau -0.1", "fedfm --temperature 0"],
-    "[0, 1)": ["--momentum 1", "fedfm --validation 1"],
-    "[0, 1]": ["fedsa --alpha 2"],
-    "at least 1": ["--clients 0", "--rounds -3", "--batch-size 0", "--eval-every 0", "--domain-clients plain:0",
+    "[0, 1]": ["--momentum 1.5", "fedfm --validation -0.1", "fedsa --alpha 2"],
+    "at least 1": ["--clients 0", "--rounds -3", "--batch-size 0", "--eval-every 0",
                    "fedtgp --server-epochs 0", "fedlsa --images-per-class 0"],
     "no client has a test image": ["--partition iid --subset 0.005"],
     "too few": ["--clients 5000", "--clients 1000000", "--subset 1e-9 --clients 20"],
     "number of classes": ["--partition missing --missing 10", "--partition pathological --classes-per-client 11"],
-    "65536]": ["--feature-dim 0"],
-    "2**32 - 1]": ["--seed -1", "--seed 4294967296"],
-    "[16, 1024]": ["--image-size 8"],
+    "at most 65536": ["--feature-dim 0"],
+    "at most 4294967295": ["--seed -1", "--seed 4294967296"],
+    "at least 16 and at most 1024": ["--image-size 8"],
     "cnn4": ["--model vgg"],
     "at least 0": ["--weight-decay -1", "--lam -1", "fedsa --lam-cc -1"],
     "pathological": ["--partition sorted"],
-    "must be auto": ["--device tpu", "--device cpu:7"],
-    "cannot be used": ["--device cuda:99"],
+    "cannot be used": ["--device cuda:99", "--device tpu"],
     "checkpoint.pt": ["--resume nowhere"],
     "expected": ["--lr"],
     "unrecognized": ["--none 1", "--lam-mcl 1"],
     "plain, thin, texture, clutter": ["--partition domain --domain-clients nowhere:1"],
-    "no meaning": ["--domain-clients plain:1"],
-    "--clients 2: --domain-clients has 3 of them": ["--partition domain --domain-clients plain:1,thin:2 --clients 2"],
+    "no meaning": ["--domain-clients plain:1", "--missing 3", "--partition iid --beta 1", "fedlsa --dominant-share 0.5",
+                   "fedfm --partition iid --clients 4 --images-per-class 3"],
+    "not allowed with": ["--partition domain --domain-clients plain:1,thin:2 --clients 3", "--resume here --trials 2",
+                         "fedplcc --domain-fraction 0.5 --images-per-class 3"],
     "without --lite": ["fedfm --model-every 2"],
     "needs --clients": ["fedlsa --partition iid"],
-    "letters": ["--name a/b"],
-    "must be a name": ["--dataset ../elsewhere", "--dataset a/b"],
-    "BatchNorm needs two": ["fedlsa --model resnet18 --batch-size 1"],
+    "a word of letters": ["--name a/b", "--name ..", "--dataset ../elsewhere", "--dataset a/b"],
     "would train on 1 of": ["fedfm --subset 0.1 --validation 0.999"],
-    "all seeds must be": ["--trials 2 --seed 4294967295"],
-    "cannot make": ["--subset 0.05 --clients 3 --out /dev/null"],
     "client 2, number 3 in domain thin": ["fedplcc --partition domain --domain-clients thin:3 --domain-fraction 0.5"],
 }
 
@@ -225,16 +219,30 @@ def test_bad_input_is_one_line_and_status_2(words, says, run, tmp_path, capsys):
 
 
 def test_a_gpu_that_cannot_be_used(monkeypatch, capsys):
-    """Catches: auto that fails or is silent about it; cuda that goes on with the CPU; cpu that touches the GPU."""
-    def broken(*args, **more):
+    """Catches: a traceback, or hours on a CPU that nobody asked for; cpu that touches the GPU."""
+    ones = torch.ones
+
+    def broken(*args, device):
+        if device == "cpu":
+            return ones(*args)
         raise RuntimeError("no kernel image is available\nmore lines")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "ones", broken)
-    assert common.choose_device("auto") == "cpu" and "no kernel image" in capsys.readouterr().out
-    assert common.choose_device("cpu") == "cpu" and capsys.readouterr().out == ""
-    with pytest.raises(SystemExit) as stop:
-        common.choose_device("cuda")
-    assert stop.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+    assert common.choose_device("cpu") == "cpu"
+    for name in ("auto", "cuda"):
+        with pytest.raises(SystemExit) as stop:
+            common.choose_device(name)
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and error.count("\n") == 1
+        assert "no kernel image" in error and "--device cpu" in error
+
+
+def test_lambda_2_of_fedsa_follows_the_model(run):
+    """One architecture's λ2 for a group, or a typed one replaced."""
+    wants = {"": 0.01, "--model htcnn8": 1, "--model htcnn8 --lam-mcl 0": 0}
+    for words, want in wants.items():
+        one = run("fedsa", SMALL["fedsa"], "--rounds 1", words)
+        assert json.loads((one.folder / "args.json").read_text())["lam_mcl"] == want
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
