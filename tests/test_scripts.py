@@ -18,7 +18,7 @@ FILES = "args.json checkpoint.pt curves.png features.png log.csv margins.png par
 def test_a_run_leaves_its_folder_and_its_lines(script, run, monkeypatch):
     """Catches: a file left out, another result with more workers, a seed without effect, a line or a best round that
     does not agree with the log."""
-    monkeypatch.setattr(common, "in_two_dimensions", lambda z, y, seed: (z[:, :2].numpy(), "plane"))  # t-SNE is slow
+    monkeypatch.setattr(common, "in_two_dimensions", lambda z, seed: (z[:, :2].numpy(), "plane"))  # t-SNE is slow
     two, one = run(script, SMALL[script], "--workers 3"), run(script, SMALL[script].replace("--no-plots", ""))
     assert [two.folder.name, one.folder.name] == [f"{script}-glyphs-s0", f"{script}-glyphs-s0-2"]
     assert sorted(path.name for path in one.folder.iterdir()) == [name for name in FILES if name != "checkpoint.pt"]
