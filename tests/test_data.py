@@ -34,7 +34,7 @@ def test_glyphs_are_balanced_and_always_the_same():
             assert torch.bincount(data.y[(data.domain == d) & images]).tolist() == [n] * 10
     assert torch.equal(data.x[2000:4000], common.draw_domain("thin", 2000))
     assert len(data.x.unique(dim=0)) == 8000
-    assert load("", "glyphs", image_size=20).x.shape == (8000, 3, 20, 20)
+    assert load("", "glyphs", image_size=24).x.shape == (8000, 3, 24, 24)
 
 
 def test_a_subset_is_drawn_by_the_seed_and_keeps_an_image_with_its_class():

@@ -68,8 +68,8 @@ def test_dirichlet_gives_a_full_client_nothing_of_the_classes_that_follow(client
 
 
 def test_dirichlet_draws_its_shares_with_beta():
-    """Catches: β doubled or halved, another distribution. A share of Dir(β) is squared (β + 1) / (K (Kβ + 1)) in the
-    mean."""
+    """Catches: β doubled or halved, another distribution. The mean square of a share of Dir(β) is
+    (β + 1) / (K (Kβ + 1))."""
     y = np.zeros(2000, int)
     for beta in (1.0, 3.0):
         squares = []
