@@ -732,7 +732,7 @@ def decoded(parts, names, size, cache, key):
         kept = torch.load(cache, weights_only=True)
         if kept.get("key") == key:
             return kept["tensors"]
-    print(f"decoding {len(names):,} images for {cache} (once) ...", flush=True)
+    print(f"decoding {len(names):,} images (once) ...", flush=True)
     everything = torch.utils.data.ConcatDataset(parts)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
     labels = torch.zeros(len(names), dtype=torch.long)
@@ -754,6 +754,7 @@ def decoded(parts, names, size, cache, key):
         scratch = cache.with_suffix(f".{os.getpid()}")
         torch.save({"key": key, "tensors": tensors}, scratch)
         scratch.replace(cache)
+        print(f"kept in {cache} ({cache.stat().st_size / 1e6:.0f} MB)")
     return tensors
 
 
@@ -988,7 +989,7 @@ class Run:
 
     def write_log(self):
         columns = max(self.rows, key=len)  # rounds that were not evaluated have fewer
-        scratch = self.folder / "log.tmp"  # renamed when it is complete, so that a kill loses nothing
+        scratch = self.folder / "log.tmp"  # renamed when it is complete: a kill loses nothing
         with open(scratch, "w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
@@ -1288,26 +1289,25 @@ def compare(folders):
 
     Runs whose folders differ in the seed alone are one row: mean ± std. Where their settings differ, too, a line says
     which, and each run has a row."""
-    named = {}  # {(data set and partition, folder without the seed): [(folder, settings, log)]}
+    found = {}  # {data set and partition: {folder without the seed: [(folder, settings, log)]}}
     for folder in map(Path, folders):
         if (folder / "log.csv").exists() and (folder / "args.json").exists():
             log, about = read_log(folder), json.loads((folder / "args.json").read_text())
             name = re.sub(rf"-s{about['seed']}(-\d+)?$", "", str(folder))
             if np.isfinite(log.get("accuracy", math.nan)).any():
-                named.setdefault((f"{about['dataset']}-{about['partition']}", name), []).append((folder, about, log))
-    if not named:
+                names = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
+                names.setdefault(name, []).append((folder, about, log))
+    if not found:
         fail("no run folders given; try: python common.py runs/*")
 
-    tables = {}  # {data set and partition: {label of a row: [(settings, log)]}}
-    for (setting, name), runs in named.items():
-        table = tables.setdefault(setting, {})
-        differing = differences([about for _, about, _ in runs])
-        if differing:
-            print(f"{name}: no mean, as these runs have {' and '.join(differing)}")
-        for folder, about, log in runs:
-            table.setdefault(str(folder) if differing else name, []).append((about, log))
-
-    for setting, table in tables.items():
+    for setting, names in found.items():
+        table = {}  # {label of a row: [(settings, log)]}
+        for name, runs in names.items():
+            differing = differences([about for _, about, _ in runs])
+            if differing:
+                print(f"{name}: no mean, as these runs have {' and '.join(differing)}")
+            for folder, about, log in runs:
+                table.setdefault(str(folder) if differing else name, []).append((about, log))
         print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images;\n"
               "lead: of the final accuracy over answering each client's most frequent class")
         print("| run | seeds | models | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|---|")
@@ -1320,14 +1320,14 @@ def compare(folders):
 
 def differences(settings):
     """In what runs with settings [{name: value}] differ, except for their seeds; and whether two have one seed."""
-    found = []
+    differing = []
     for name in settings[0]:
         values = [one.get(name) for one in settings]
         if name == "seed" and len(set(values)) < len(values):
-            found.append("the same seed")
+            differing.append("the same seed")
         if name not in ("seed", "most_frequent_class") and any(value != values[0] for value in values):
-            found.append(f"other {name}")
-    return found
+            differing.append(f"other {name}")
+    return differing
 
 
 def print_row(label, runs):
