@@ -627,8 +627,8 @@ def by_domain(y, domain, domains, args, rng):
 PARTITIONS = {"iid": iid, "dirichlet": dirichlet, "pathological": pathological, "dominant": dominant,
               "missing": missing}  # and "domain": by_domain
 PARTITION_OF = {  # flags that all other partitions ignore
-    "beta": "dirichlet", "classes_per_client": "pathological", "dominant_share": "dominant", "missing": "missing",
-    "domain_clients": "domain", "domain_fraction": "domain", "images_per_class": "domain"}
+    "--beta": "dirichlet", "--classes-per-client": "pathological", "--dominant-share": "dominant",
+    "--missing": "missing", "--domain-clients": "domain", "--domain-fraction": "domain", "--images-per-class": "domain"}
 
 
 # --- data sets ------------------------------------------------------------------------------------
@@ -1523,38 +1523,37 @@ def parse(script, description, settings, add_flags, words=None):
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
 
-    # Read twice: without defaults and --help, as what is typed decides which settings hold; then with these.
-    blank = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args([]))))
-    typed = vars(parser.parse_args([text for text in words if text not in ("-h", "--help")], blank))
-    typed = {name: value for name, value in typed.items() if value is not None}
-    dataset = typed.get("dataset", parser.get_default("dataset"))
-    data = typed.get("data", parser.get_default("data"))
-    if "resume" in typed:
-        saved = load_checkpoint(typed["resume"], script)
-        preset = saved["settings"]
-    elif dataset in settings:
-        preset = settings[dataset]
-    elif "domains" in settings and len(domain_folders(Path(data, dataset))) > 1:
-        preset = settings["domains"]
+    # Read twice: first without --help, as --dataset, --data and --resume decide which settings hold; then with these.
+    typed = {text.split("=")[0] for text in words}  # flags, and values of no interest
+    first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
+    if first.resume:
+        saved = load_checkpoint(first.resume, script)
+        preset = dict(saved["settings"])
+    elif first.dataset in settings:
+        preset = dict(settings[first.dataset])
+    elif "domains" in settings and len(domain_folders(Path(first.data, first.dataset))) > 1:
+        preset = dict(settings["domains"])
     else:
-        preset = settings["default"]
+        preset = dict(settings["default"])
+    if "--clients" in typed:  # of two ways to say one thing, what is typed replaces the preset's
+        preset["domain_clients"] = None
+    if "--domain-clients" in typed:
+        preset["clients"] = None
+    if "--images-per-class" in typed:
+        preset["domain_fraction"] = None
+    if "--domain-fraction" in typed:
+        preset["images_per_class"] = None
     parser.set_defaults(script=script, **preset)
-    # Of two ways to say one thing, what is typed replaces the preset's.
-    for one, other in ("clients", "domain_clients"), ("domain_fraction", "images_per_class"):
-        if one in typed:
-            parser.set_defaults(**{other: None})
-        if other in typed:
-            parser.set_defaults(**{one: None})
     args = parser.parse_args(words)
 
-    for name in typed:
-        if args.partition != PARTITION_OF.get(name, args.partition):
-            fail(f"--{name.replace('_', '-')}: has no meaning with --partition {args.partition}")
+    for flag, partition in PARTITION_OF.items():
+        if flag in typed and args.partition != partition:
+            fail(f"{flag}: has no meaning with --partition {args.partition}")
     if args.clients is None and args.partition != "domain":
         fail(f"--partition {args.partition}: needs --clients, too")
     if args.resume:
-        for name, value in typed.items():
-            before = preset.get(name, value)
+        for name, before in saved["settings"].items():
+            value = getattr(args, name)
             if value != before and name not in NOT_LOGGED + ["rounds"]:
                 fail(f"--{name.replace('_', '-')} {value}: must be {before}, as in {args.resume}")
         if args.rounds < len(saved["rows"]):
