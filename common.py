@@ -233,9 +233,9 @@ def nearest_prototype(z, prototypes, known=None):
 def right_answers(client, prototypes, known):
     """How many of its own test images a client's model gets right -> by classifier, by nearest prototype."""
     z = extract(client.net, client.test.x)
-    by_classifier = client.net.classifier(z).argmax(1)
-    by_prototype = nearest_prototype(z, prototypes, known)
-    return (by_classifier == client.test.y).sum().item(), (by_prototype == client.test.y).sum().item()
+    by_classifier = client.net.classifier(z).argmax(1) == client.test.y
+    by_prototype = nearest_prototype(z, prototypes, known) == client.test.y
+    return by_classifier.sum().item(), by_prototype.sum().item()
 
 
 def evaluate_personal(clients, prototypes, t, args, known=None):
@@ -278,10 +278,10 @@ def evaluate_global(net, tests, t, args):
     for name, images in tests.items():
         show_progress(f"testing {name}")
         scores[name] = accuracy(net, images)
-    mean = {"test": sum(scores.values()) / len(scores)}
-    if len(scores) > 1:
-        mean.update(scores)
-    return mean
+    mean = sum(scores.values()) / len(scores)
+    if len(scores) == 1:
+        return {"test": mean}
+    return {"test": mean, **scores}
 
 
 # ======================================================================================================
