@@ -356,7 +356,7 @@ def divide(data, index, held_back, args):
 
 
 def take(data, index, device):
-    """The images `index` of a data set, on the device."""
+    """The images `index` of a data set, on the device, with a pixel's channels side by side: convolutions are faster."""
     x = data.x[index].to(device, memory_format=torch.channels_last)
     return Images(x, data.y[index].to(device))
 
@@ -459,7 +459,7 @@ def build_net(data, args, client=0, net_class=Net, mean=(0.5,), std=(0.5,)):
         net.classifier = nn.Linear(widths[-1], C)
         if hidden:
             net.classifier = nn.Sequential(*fully_connected(widths), net.classifier)
-    return net.to(args.device, memory_format=torch.channels_last)
+    return net.to(args.device)
 
 
 # --- partitions -----------------------------------------------------------------------------------
