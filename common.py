@@ -233,9 +233,9 @@ def nearest_prototype(z, prototypes, known=None):
 def right_answers(client, prototypes, known):
     """How many of its own test images a client's model gets right -> by classifier, by nearest prototype."""
     z = extract(client.net, client.test.x)
-    by_classifier = client.net.classifier(z).argmax(1)
-    by_prototype = nearest_prototype(z, prototypes, known)
-    return (by_classifier == client.test.y).sum().item(), (by_prototype == client.test.y).sum().item()
+    by_classifier = client.net.classifier(z).argmax(1) == client.test.y
+    by_prototype = nearest_prototype(z, prototypes, known) == client.test.y
+    return by_classifier.sum().item(), by_prototype.sum().item()
 
 
 def evaluate_personal(clients, prototypes, t, args, known=None):
@@ -278,10 +278,10 @@ def evaluate_global(net, tests, t, args):
     for name, images in tests.items():
         show_progress(f"testing {name}")
         scores[name] = accuracy(net, images)
-    mean = {"test": sum(scores.values()) / len(scores)}
-    if len(scores) > 1:
-        mean.update(scores)
-    return mean
+    mean = sum(scores.values()) / len(scores)
+    if len(scores) == 1:
+        return {"test": mean}
+    return {"test": mean, **scores}
 
 
 # ======================================================================================================
@@ -356,7 +356,7 @@ def divide(data, index, held_back, args):
 
 
 def take(data, index, device):
-    """The images `index` of a data set, on the device."""
+    """The images `index` of a data set, on the device, with a pixel's channels side by side: convolutions are faster."""
     x = data.x[index].to(device, memory_format=torch.channels_last)
     return Images(x, data.y[index].to(device))
 
@@ -459,7 +459,7 @@ def build_net(data, args, client=0, mean=(0.5,), std=(0.5,)):
         if hidden:
             classifier = nn.Sequential(*fully_connected(widths), classifier)
     net = Net(extractor, classifier, D, C, mean, std)
-    return net.to(args.device, memory_format=torch.channels_last)
+    return net.to(args.device)
 
 
 # --- partitions -----------------------------------------------------------------------------------
@@ -627,8 +627,8 @@ def by_domain(y, domain, domains, args, rng):
 PARTITIONS = {"iid": iid, "dirichlet": dirichlet, "pathological": pathological, "dominant": dominant,
               "missing": missing}  # and "domain": by_domain
 PARTITION_OF = {  # flags that all other partitions ignore
-    "beta": "dirichlet", "classes_per_client": "pathological", "dominant_share": "dominant", "missing": "missing",
-    "domain_clients": "domain", "domain_fraction": "domain", "images_per_class": "domain"}
+    "--beta": "dirichlet", "--classes-per-client": "pathological", "--dominant-share": "dominant",
+    "--missing": "missing", "--domain-clients": "domain", "--domain-fraction": "domain", "--images-per-class": "domain"}
 
 
 # --- data sets ------------------------------------------------------------------------------------
@@ -732,7 +732,7 @@ def decoded(parts, names, size, cache, key):
         kept = torch.load(cache, weights_only=True)
         if kept.get("key") == key:
             return kept["tensors"]
-    print(f"decoding {len(names):,} images for {cache} (once) ...", flush=True)
+    print(f"decoding {len(names):,} images (once) ...", flush=True)
     everything = torch.utils.data.ConcatDataset(parts)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
     labels = torch.zeros(len(names), dtype=torch.long)
@@ -754,6 +754,7 @@ def decoded(parts, names, size, cache, key):
         scratch = cache.with_suffix(f".{os.getpid()}")
         torch.save({"key": key, "tensors": tensors}, scratch)
         scratch.replace(cache)
+        print(f"kept in {cache} ({cache.stat().st_size / 1e6:.0f} MB)")
     return tensors
 
 
@@ -988,7 +989,7 @@ class Run:
 
     def write_log(self):
         columns = max(self.rows, key=len)  # rounds that were not evaluated have fewer
-        scratch = self.folder / "log.tmp"  # renamed when it is complete, so that a kill loses nothing
+        scratch = self.folder / "log.tmp"  # renamed when it is complete: a kill loses nothing
         with open(scratch, "w", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
@@ -1288,26 +1289,25 @@ def compare(folders):
 
     Runs whose folders differ in the seed alone are one row: mean ± std. Where their settings differ, too, a line says
     which, and each run has a row."""
-    named = {}  # {(data set and partition, folder without the seed): [(folder, settings, log)]}
+    found = {}  # {data set and partition: {folder without the seed: [(folder, settings, log)]}}
     for folder in map(Path, folders):
         if (folder / "log.csv").exists() and (folder / "args.json").exists():
             log, about = read_log(folder), json.loads((folder / "args.json").read_text())
             name = re.sub(rf"-s{about['seed']}(-\d+)?$", "", str(folder))
             if np.isfinite(log.get("accuracy", math.nan)).any():
-                named.setdefault((f"{about['dataset']}-{about['partition']}", name), []).append((folder, about, log))
-    if not named:
+                names = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
+                names.setdefault(name, []).append((folder, about, log))
+    if not found:
         fail("no run folders given; try: python common.py runs/*")
 
-    tables = {}  # {data set and partition: {label of a row: [(settings, log)]}}
-    for (setting, name), runs in named.items():
-        table = tables.setdefault(setting, {})
-        differing = differences([about for _, about, _ in runs])
-        if differing:
-            print(f"{name}: no mean, as these runs have {' and '.join(differing)}")
-        for folder, about, log in runs:
-            table.setdefault(str(folder) if differing else name, []).append((about, log))
-
-    for setting, table in tables.items():
+    for setting, names in found.items():
+        table = {}  # {label of a row: [(settings, log)]}
+        for name, runs in names.items():
+            differing = differences([about for _, about, _ in runs])
+            if differing:
+                print(f"{name}: no mean, as these runs have {' and '.join(differing)}")
+            for folder, about, log in runs:
+                table.setdefault(str(folder) if differing else name, []).append((about, log))
         print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images;\n"
               "lead: of the final accuracy over answering each client's most frequent class")
         print("| run | seeds | models | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|---|")
@@ -1320,14 +1320,14 @@ def compare(folders):
 
 def differences(settings):
     """In what runs with settings [{name: value}] differ, except for their seeds; and whether two have one seed."""
-    found = []
+    differing = []
     for name in settings[0]:
         values = [one.get(name) for one in settings]
         if name == "seed" and len(set(values)) < len(values):
-            found.append("the same seed")
+            differing.append("the same seed")
         if name not in ("seed", "most_frequent_class") and any(value != values[0] for value in values):
-            found.append(f"other {name}")
-    return found
+            differing.append(f"other {name}")
+    return differing
 
 
 def print_row(label, runs):
@@ -1523,38 +1523,37 @@ def parse(script, description, settings, add_flags, words=None):
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
 
-    # Read twice: without defaults and --help, as what is typed decides which settings hold; then with these.
-    blank = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args([]))))
-    typed = vars(parser.parse_args([text for text in words if text not in ("-h", "--help")], blank))
-    typed = {name: value for name, value in typed.items() if value is not None}
-    dataset = typed.get("dataset", parser.get_default("dataset"))
-    data = typed.get("data", parser.get_default("data"))
-    if "resume" in typed:
-        saved = load_checkpoint(typed["resume"], script)
-        preset = saved["settings"]
-    elif dataset in settings:
-        preset = settings[dataset]
-    elif "domains" in settings and len(domain_folders(Path(data, dataset))) > 1:
-        preset = settings["domains"]
+    # Read twice: first without --help, as --dataset, --data and --resume decide which settings hold; then with these.
+    typed = {text.split("=")[0] for text in words}  # flags, and values of no interest
+    first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
+    if first.resume:
+        saved = load_checkpoint(first.resume, script)
+        preset = dict(saved["settings"])
+    elif first.dataset in settings:
+        preset = dict(settings[first.dataset])
+    elif "domains" in settings and len(domain_folders(Path(first.data, first.dataset))) > 1:
+        preset = dict(settings["domains"])
     else:
-        preset = settings["default"]
+        preset = dict(settings["default"])
+    if "--clients" in typed:  # of two ways to say one thing, what is typed replaces the preset's
+        preset["domain_clients"] = None
+    if "--domain-clients" in typed:
+        preset["clients"] = None
+    if "--images-per-class" in typed:
+        preset["domain_fraction"] = None
+    if "--domain-fraction" in typed:
+        preset["images_per_class"] = None
     parser.set_defaults(script=script, **preset)
-    # Of two ways to say one thing, what is typed replaces the preset's.
-    for one, other in ("clients", "domain_clients"), ("domain_fraction", "images_per_class"):
-        if one in typed:
-            parser.set_defaults(**{other: None})
-        if other in typed:
-            parser.set_defaults(**{one: None})
     args = parser.parse_args(words)
 
-    for name in typed:
-        if args.partition != PARTITION_OF.get(name, args.partition):
-            fail(f"--{name.replace('_', '-')}: has no meaning with --partition {args.partition}")
+    for flag, partition in PARTITION_OF.items():
+        if flag in typed and args.partition != partition:
+            fail(f"{flag}: has no meaning with --partition {args.partition}")
     if args.clients is None and args.partition != "domain":
         fail(f"--partition {args.partition}: needs --clients, too")
     if args.resume:
-        for name, value in typed.items():
-            before = preset.get(name, value)
+        for name, before in saved["settings"].items():
+            value = getattr(args, name)
             if value != before and name not in NOT_LOGGED + ["rounds"]:
                 fail(f"--{name.replace('_', '-')} {value}: must be {before}, as in {args.resume}")
         if args.rounds < len(saved["rows"]):

@@ -122,7 +122,7 @@ def build_sphere_net(data, args):
         projector = nn.Linear(I, args.feature_dim)
         classifier = nn.Linear(args.feature_dim, len(data.classes))
     net = SphereNet(encoder, projector, classifier)
-    return net.to(args.device, memory_format=torch.channels_last)
+    return net.to(args.device)
 
 
 # --- server -----------------------------------------------------------------------------------------

@@ -89,6 +89,17 @@ def test_small_resnets_and_stems():
         assert stem.maxpool(stem.relu(stem.bn1(stem.conv1(x)))).shape[-1] == pixels
 
 
+def test_weights_can_be_taken_as_one_vector():
+    """Weights that lie in memory as channels_last: SCAFFOLD, FedDyn and others, which take them as a vector, crash."""
+    model = net("resnet4")
+    x = torch.randint(255, (4, 3, 32, 32)).byte().contiguous(memory_format=torch.channels_last)  # as clients have them
+    model(x).sum().backward()
+    vector = torch.nn.utils.parameters_to_vector(model.parameters())
+    gradient = torch.nn.utils.parameters_to_vector([weights.grad for weights in model.parameters()])
+    assert len(vector) == len(gradient) == size(model)
+    torch.nn.utils.vector_to_parameters(vector, model.parameters())
+
+
 def test_groups_deal_architectures_by_number():
     """Catches: a group with an architecture twice, in another order, or with classifiers of other widths."""
     sizes = dict(htfe2=2, htfe3=3, htfe4=4, htfe5=5, htfe8=8, htfe9=9, htcnn8=8)

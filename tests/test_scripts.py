@@ -27,7 +27,8 @@ def test_a_run_leaves_its_folder_and_its_lines(script, run, monkeypatch):
     assert about["script"] == script and about["rounds"] == 2 and "device" not in about
     assert re.search(r"round 1/2 .* loss -?[\d.]+ .* up .* down .* s .* left [\d.]+ min", one.text)
     assert one.text.splitlines()[-1] == f"everything is in {one.folder}"
-    assert ("most frequent class" in one.text) == (script in PERSONAL)
+    assert ("most frequent class" in one.text) == (script in PERSONAL) == ("most_frequent_class" in about)
+    assert all(weights.grad is None for weights in one.modules[0].parameters())  # gradients would double the memory
     rows = log(one.folder)
     headline = dict(fedproto="prototype", fedtgp="prototype", fedsa="classifier").get(script, "test")
     assert all(row["accuracy"] == row[f"acc_{headline}"] for row in rows)
