@@ -2,6 +2,10 @@
 
 The three panels on the left are an illustration with points drawn at random. The numbers on the right are those of ten
 classes: 512 features (FedLSA 128), one prototype a class (FedPLCC three), and the papers' models on 32-pixel images.
+
+Two other pictures of this folder are `features.png` of these runs, with scikit-learn installed:
+    python fedproto.py --lam 0 --name off --partition domain --clients 8 --images-per-class 20 --subset 1
+    python fedsa.py --partition domain --clients 8 --images-per-class 20 --subset 1
 """
 
 from pathlib import Path
