@@ -1,5 +1,8 @@
-"""Exercise 8: the nearest prototype by angle instead of by distance. Type it before a script: python .github/class/cosine.py
-fedproto.py. The training is unchanged; only the accuracy by prototype is another."""
+"""Exercise 8: the nearest prototype by angle instead of by distance. The training is unchanged; only the accuracy by
+prototype is another.
+
+    python .github/class/cosine.py fedproto.py
+"""
 
 import runpy
 import sys

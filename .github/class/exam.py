@@ -1,5 +1,8 @@
-"""Exercise 3: a second exam, the test images of all clients. Type it before a script: python .github/class/exam.py
-fedproto.py --partition iid. The training is unchanged, and each round prints one more accuracy."""
+"""Exercise 3: a second exam, the test images of all clients. The training is unchanged, and each round prints one more
+accuracy.
+
+    python .github/class/exam.py fedproto.py --partition iid
+"""
 
 import runpy
 import sys

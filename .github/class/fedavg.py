@@ -1,5 +1,6 @@
 """FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. No prototypes: a start for methods with one global model.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. No prototypes: a start for a method with one global
+model.
 
 One round (K participants, |w| numbers in the model):
   1. The server sends the model to each participant.              down: |w| numbers
@@ -46,7 +47,8 @@ def main(args):
         net.load_state_dict(average(models, sizes))
 
         numbers = len(chosen) * model_size(net)
-        run.report(t, evaluate_global(net, tests, t, args), [upload.loss for upload in uploads], up=numbers, down=numbers)
+        scores = evaluate_global(net, tests, t, args)
+        run.report(t, scores, [upload.loss for upload in uploads], up=numbers, down=numbers)
         run.checkpoint(t, ())                                         # and in here
 
     draw_pictures(run, data, clients, net=net, tests=tests)
@@ -68,10 +70,11 @@ def client_update(client, t, args):
     return Upload(client.net.state_dict(), torch.stack(losses).mean())
 
 
-BASE = dict(clients=10, partition="dirichlet", beta=0.5, rounds=100, local_epochs=5, batch_size=32, lr=0.01, momentum=0.0)
+BASE = dict(clients=10, partition="dirichlet", beta=0.5, rounds=100, local_epochs=5, batch_size=32, lr=0.1)
 SETTINGS = {
     "default": BASE,
-    "glyphs": dict(BASE, clients=None, partition="domain", images_per_class=20, rounds=10, checkpoint_every=0),
+    "glyphs": dict(BASE, clients=None, partition="domain", images_per_class=20, image_size=24, rounds=10,
+                   checkpoint_every=0),
 }
 
 
@@ -79,9 +82,5 @@ def add_flags(group):
     """Flags of your own: group.add_argument("--mu", type=float, help="..."), with its default in BASE."""
 
 
-def check(args):
-    """Refuse values that cannot work: require(args.mu >= 0, "--mu", args.mu, "must be at least 0")."""
-
-
 if __name__ == "__main__":
-    run_script("fedavg", __doc__, main, SETTINGS, add_flags, check)
+    run_script("fedavg", __doc__, main, SETTINGS, add_flags)

@@ -1,6 +1,8 @@
-"""The runs of a whole class in one table: python .github/class/pool.py logs/*/*, where logs/ada, logs/ben ... are copies of
-everybody's folder `runs`. A row is a name, a seed and an accuracy of the last round: how many laptops ran it, and the
-lowest, the median and the highest."""
+"""The runs of a whole class in one table. logs/ada, logs/ben ... are copies of everybody's folder `runs`. A row is a
+name, a seed and an accuracy of the last round: how many laptops ran it, and the lowest, the median and the highest.
+
+    python .github/class/pool.py logs/*/*
+"""
 
 import csv
 import json

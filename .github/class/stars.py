@@ -1,5 +1,8 @@
-"""Exercise 4: the server's vectors against plain means of the same clients. Type it before a script: python
-.github/class/stars.py fedtgp.py. The training is unchanged, and the last round prints four more numbers."""
+"""Exercise 4: the server's vectors against plain means of the same clients. The training is unchanged, and the last
+round prints four more numbers.
+
+    python .github/class/stars.py fedtgp.py
+"""
 
 import runpy
 import statistics

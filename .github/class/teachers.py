@@ -1,5 +1,8 @@
-"""Exercise 2: three sets of class means judge the same clients. Type it before a script: python .github/class/teachers.py
-fedproto.py --lam 0. The training is unchanged, and each round prints three more accuracies."""
+"""Exercise 2: three sets of class means judge the same clients. The training is unchanged, and each round prints three
+more accuracies.
+
+    python .github/class/teachers.py fedproto.py --lam 0
+"""
 
 import runpy
 import sys

@@ -1,5 +1,8 @@
-"""Exercise 7: accuracy over the numbers that were sent so far: python .github/class/traffic.py runs/fedfm-*. Draws
-traffic.png beside the first folder and prints a line for each run."""
+"""Exercise 7: accuracy over the numbers that were sent so far. Draws traffic.png beside the first folder and prints a
+line for each run.
+
+    python .github/class/traffic.py runs/fedfm-*
+"""
 
 import csv
 import sys
