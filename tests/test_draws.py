@@ -99,7 +99,7 @@ def test_the_servers_vectors_are_normally_distributed(name):
     torch.manual_seed(0)
     vectors = {"FedTGP's v": lambda: fedtgp.GlobalPrototypes(300, 64).v,
                "FedTGP's v without F": lambda: fedtgp.GlobalPrototypes(300, 64, no_mlp=True).v,
-               "FedLSA's R": lambda: fedlsa.AnchorNet(40, 8).R}[name]().detach().double()
+               "FedLSA's R": lambda: fedlsa.AnchorNet(40, 512, 8).R}[name]().detach().double()
     assert vectors.requires_grad is False and len(vectors) in (300, 40)
     assert vectors.mean().item() == pytest.approx(0, abs=0.03)
     assert vectors.var().item() == pytest.approx(1, abs=0.05)
@@ -110,7 +110,7 @@ def test_the_servers_layers():
     """Catches: another width than the header names, a layer more or less, one without a bias."""
     shapes = [tuple(p.shape) for p in fedtgp.GlobalPrototypes(7, 30).parameters()]
     assert shapes == [(7, 30), (30, 30), (30,), (30, 30), (30,)]
-    shapes = [tuple(p.shape) for p in fedlsa.AnchorNet(7, 30).parameters()]
+    shapes = [tuple(p.shape) for p in fedlsa.AnchorNet(7, 512, 30).parameters()]
     assert shapes == [(7, 512), (512, 512), (512,), (30, 512), (30,)]
 
 

@@ -2,6 +2,10 @@
 
 The three panels on the left are an illustration with points drawn at random. The numbers on the right are those of ten
 classes: 512 features (FedLSA 128), one prototype a class (FedPLCC three), and the papers' models on 32-pixel images.
+
+Two other pictures of this folder are `features.png` of these runs, with scikit-learn installed:
+    python fedproto.py --lam 0 --name off --partition domain --clients 8 --images-per-class 20 --subset 1
+    python fedsa.py --partition domain --clients 8 --images-per-class 20 --subset 1
 """
 
 from pathlib import Path
@@ -40,7 +44,7 @@ points(panels[1], 0.3 * one + 0.7 * mean, "o")
 points(panels[1], 0.3 * two + 0.7 * mean, "^")
 stars(panels[1], mean)
 
-panels[2].set_title("anchors (FedSA):\npulled to vectors that stay")
+panels[2].set_title("anchors (FedSA): pulled to\nvectors that follow slowly")
 points(panels[2], 0.2 * one + 0.8 * anchors, "o")
 points(panels[2], 0.2 * two + 0.8 * anchors, "^")
 stars(panels[2], anchors)
@@ -56,13 +60,13 @@ figure.legend(loc="outside lower left", ncols=6, frameon=False)
 
 C, D = 10, 512
 LSA_CNN, RESNET10, RESNET18 = 940_362, 4_910_922, 11_181_642  # weights of the models
-sent = {  # method: (up, down)
-    "FedProto": (C * (D + 1), C * D),
-    "FedTGP": (C * D, C * D),
-    "FedSA": (C * (D + 1), C * D),
-    "FedLSA": (LSA_CNN, LSA_CNN + C * 128),
-    "FedPLCC": (RESNET10 + 3 * C * (D + 1), RESNET10 + 3 * C * (D + 1)),
-    "FedFM": (RESNET18 + C * (D + 1), RESNET18 + C * D),
+sent = {  # method, and the model that travels: (up, down)
+    "FedProto, no model": (C * (D + 1), C * D),
+    "FedTGP, no model": (C * D, C * D),
+    "FedSA, no model": (C * (D + 1), C * D),
+    "FedLSA, a CNN": (LSA_CNN, LSA_CNN + C * 128),
+    "FedPLCC, a ResNet10": (RESNET10 + 3 * C * (D + 1), RESNET10 + 3 * C * (D + 1)),
+    "FedFM, a ResNet18": (RESNET18 + C * (D + 1), RESNET18 + C * D),
 }
 axis = panels[3]
 places = np.arange(len(sent))

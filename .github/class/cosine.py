@@ -1,0 +1,25 @@
+"""Exercise 8: the nearest prototype by angle instead of by distance. The training is unchanged; only the accuracy by
+prototype is another.
+
+    python .github/class/cosine.py fedproto.py
+"""
+
+import runpy
+import sys
+
+import torch.nn.functional as F
+
+sys.path.insert(0, ".")  # the folder of common.py, where the command is typed
+import common
+
+
+def by_cosine(z, prototypes, known=None):
+    """The class of the prototype with the smallest angle. Shapes as in common.nearest_prototype."""
+    cosine = F.normalize(z, dim=1) @ F.normalize(prototypes, dim=1).T
+    if known is not None:
+        cosine = cosine.masked_fill(~known, -2)
+    return cosine.argmax(1)
+
+
+common.nearest_prototype = by_cosine
+runpy.run_path(sys.argv.pop(1), run_name="__main__")

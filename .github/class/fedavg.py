@@ -1,0 +1,86 @@
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. No prototypes: a start for a method with one global
+model.
+
+One round (K participants, |w| numbers in the model):
+  1. The server sends the model to each participant.              down: |w| numbers
+  2. Each participant trains it on its own images.
+  3. Each sends its model. The server averages the models by their numbers of images.    up: |w|
+  4. The global model is tested on the server's test images.
+
+    python .github/class/fedavg.py                 built-in glyphs in four domains, under a minute
+    cp .github/class/fedavg.py mine.py             a method of your own begins here; then python mine.py
+"""
+
+import sys
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, ".")  # the folder of common.py, where the command is typed
+
+from common import (Run, average, build_net, draw_pictures, evaluate_global, for_each_client, load_dataset,
+                    make_federation, minibatches, model_size, participants, run_script, summarize)
+
+
+class Upload(NamedTuple):
+    model: dict         # state_dict, shares memory with the client's net
+    loss: torch.Tensor  # mean over its batches; only for the log
+
+
+def main(args):
+    data = load_dataset(args)
+    net = build_net(data, args)                                       # the global model
+    clients, tests = make_federation(data, net, args)
+    run = Run(args, headline="test", modules=[net])
+    run.resume(())                                                    # a tensor that lasts over rounds would go in here
+
+    for t in run.rounds():
+        chosen = participants(clients, t, args)
+        for client in chosen:
+            client.net.load_state_dict(net.state_dict())
+        uploads = for_each_client(client_update, chosen, t, args, workers=args.workers)
+
+        models = [upload.model for upload in uploads]
+        sizes = [len(client.train.y) for client in chosen]
+        net.load_state_dict(average(models, sizes))
+
+        numbers = len(chosen) * model_size(net)
+        scores = evaluate_global(net, tests, t, args)
+        run.report(t, scores, [upload.loss for upload in uploads], up=numbers, down=numbers)
+        run.checkpoint(t, ())                                         # and in here
+
+    draw_pictures(run, data, clients, net=net, tests=tests)
+    return summarize(run)
+
+
+def client_update(client, t, args):
+    """Train the client's copy of the global model for E epochs -> Upload."""
+    client.net.train()
+    optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
+                                weight_decay=args.weight_decay)
+    losses = []
+    for x, y in minibatches(client, t, args):
+        loss = F.cross_entropy(client.net(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return Upload(client.net.state_dict(), torch.stack(losses).mean())
+
+
+BASE = dict(clients=10, partition="dirichlet", beta=0.5, rounds=100, local_epochs=5, batch_size=32, lr=0.1)
+SETTINGS = {
+    "default": BASE,
+    "glyphs": dict(BASE, clients=None, partition="domain", images_per_class=20, image_size=24, rounds=10,
+                   checkpoint_every=0),
+}
+
+
+def add_flags(group):
+    """Flags of your own: group.add_argument("--mu", type=float, help="..."), with its default in BASE."""
+
+
+if __name__ == "__main__":
+    run_script("fedavg", __doc__, main, SETTINGS, add_flags)
