@@ -238,16 +238,17 @@ def right_answers(client, prototypes, known):
     return by_classifier.sum().item(), by_prototype.sum().item()
 
 
-def evaluate_personal(clients, prototypes, t, args, known=None):
+def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"):
     """Accuracy in % of all clients, each by its own model on its own test images: Σ right / Σ images.
 
-    -> {"classifier": %, "prototype": %}, or {} in a round that --eval-every leaves out."""
+    name: what the server's vectors are called -> {"classifier": %, name: %}, or {} in a round that --eval-every leaves
+    out."""
     if t % args.eval_every != 0 and t != args.rounds:
         return {}
     right = for_each_client(right_answers, clients, prototypes, known, workers=args.workers)
     by_classifier, by_prototype = zip(*right)
     images = sum(len(client.test.y) for client in clients)
-    return {"classifier": 100 * sum(by_classifier) / images, "prototype": 100 * sum(by_prototype) / images}
+    return {"classifier": 100 * sum(by_classifier) / images, name: 100 * sum(by_prototype) / images}
 
 
 def baseline_accuracy(clients):
@@ -907,7 +908,7 @@ class Run:
       * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round. Pass () if there
         are none. What each client keeps is a row of one tensor, found by client.id.
       * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}, and `headline` names the one
-        that comes first. Tables and figures show the predictions "classifier", "prototype" and "test".
+        that comes first. Tables and figures show the predictions "classifier", "prototype", "anchor" and "test".
     All settings of fedlsa, fedplcc and fedfm have momentum 0.9, and so have the others' for glyphs. A method that
     counts on plain SGD steps, as SCAFFOLD does, sets it to 0."""
 
@@ -1069,8 +1070,9 @@ def read_log(folder):
 
 
 def predictions(*logs):
-    """The kinds of accuracy in logs: by "classifier", by "prototype", or "test" for a global model."""
-    return [kind for kind in ("classifier", "prototype", "test") if any(f"acc_{kind}" in log for log in logs)]
+    """The kinds of accuracy in logs: by "classifier", "prototype" or "anchor", or "test" for a global model."""
+    kinds = ["classifier", "prototype", "anchor", "test"]
+    return [kind for kind in kinds if any(f"acc_{kind}" in log for log in logs)]
 
 
 def curve(log, column):

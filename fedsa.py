@@ -76,7 +76,7 @@ def main(args):
         mean, sent = weighted_mean(local, counts)                                          # Eq. 3
         anchors = ema(anchors, mean, sent, args.alpha)                                     # Eq. 10
 
-        scores = evaluate_personal(clients, anchors, t, args)
+        scores = evaluate_personal(clients, anchors, t, args, name="anchor")
         up = (counts > 0).sum() * (D + 1)                             # Σ_i C_i · (D + 1)
         down = len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down)

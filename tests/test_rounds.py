@@ -305,7 +305,9 @@ def personal_scores(story, t, prototypes, known):
 def check_personal(story, t, prototypes, known):
     """The log's accuracies of round t; models of others rest."""
     (classifier, prototype), _ = personal_scores(story, t, prototypes, known)
-    near([story.rows[t - 1]["acc_classifier"], story.rows[t - 1]["acc_prototype"]], [classifier, prototype])
+    row = story.rows[t - 1]
+    by_vector = row["acc_anchor"] if "acc_anchor" in row else row["acc_prototype"]
+    near([row["acc_classifier"], by_vector], [classifier, prototype])
     for i, record in story.rounds[t].items():
         past = [story.rounds[s][i]["after"] for s in range(1, t) if i in story.rounds[s]]
         same(record["before"], past[-1] if past else story.start, 0)
