@@ -97,15 +97,21 @@ class SphereNet(Net):
     """Encoder ψ, projector φ to the unit sphere, classifier ϕ.
 
     features(x)    h = nor(φ(ψ(x))), where nor divides by the length: images (B, 3, height, width) -> (B, L)
-    classifier(h)  logits (B, C)"""
+    classifier(h)  logits (B, C)
 
-    def __init__(self, encoder, projector, classifier):
+    on_sphere False leaves out nor, for a FedAvg of the usual kind."""
+
+    def __init__(self, encoder, projector, classifier, on_sphere):
         super().__init__(encoder, classifier, projector.out_features, classifier.out_features)
         self.projector = projector
+        self.on_sphere = on_sphere
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)          # the embedding ψ(x), (B, I)
-        return F.normalize(self.projector(z), dim=1)
+        h = self.projector(z)
+        if self.on_sphere:
+            h = F.normalize(h, dim=1)
+        return h
 
 
 def build_sphere_net(data, args):
@@ -121,7 +127,7 @@ def build_sphere_net(data, args):
             I = encoder(torch.zeros(1, 3, pixels, pixels)).shape[1]   # how many values ψ has
         projector = nn.Linear(I, args.feature_dim)
         classifier = nn.Linear(args.feature_dim, len(data.classes))
-    net = SphereNet(encoder, projector, classifier)
+    net = SphereNet(encoder, projector, classifier, on_sphere=not args.no_sphere)
     return net.to(args.device)
 
 
@@ -257,6 +263,8 @@ def add_flags(group):
     group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")
     group.add_argument("--compactness", choices=["vmf", "l2"],
                        help="vmf: Eq. 8; l2: the distance to the anchor (ablation)")
+    group.add_argument("--no-sphere", action="store_true",
+                       help="features keep their length; with --lam 0 this is the usual FedAvg")
 
 
 if __name__ == "__main__":

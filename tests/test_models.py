@@ -12,7 +12,7 @@ import common, fedlsa
 
 def net(model, client=0, net_class=common.Net, pixels=32, classes=10, **other):
     """A client's model for images of this size."""
-    args = SimpleNamespace(**{**dict(model=model, feature_dim=512, small_stem=False, seed=0, device="cpu"), **other})
+    args = SimpleNamespace(**{**dict(model=model, feature_dim=512, small_stem=False, seed=0, device="cpu", no_sphere=False), **other})
     nothing = torch.zeros(0)
     data = common.Dataset(torch.zeros(1, 3, pixels, pixels).byte(), nothing, nothing, nothing, [""] * classes, [""])
     if net_class is fedlsa.SphereNet:
@@ -148,3 +148,13 @@ def test_features_are_of_normalised_images_and_pooled_to_size_D():
     for D, want in ((2, [1.5, 3.5]), (4, [1, 2, 3, 4]), (8, [1, 1, 2, 2, 3, 3, 4, 4])):
         pooled = common.Net(torch.nn.Flatten(), torch.nn.Identity(), D, 10, mean=(0.0,), std=(1 / 255,))
         assert pooled.features(torch.tensor([1, 2, 3, 4]).byte().view(1, 1, 2, 2)).tolist() == [pytest.approx(want)]
+
+
+def test_without_the_sphere_features_keep_their_length():
+    """Catches: --no-sphere that changes nothing, or first weights that depend on it."""
+    x = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8)
+    on_sphere = net("cnn4", net_class=fedlsa.SphereNet, feature_dim=128).features(x)
+    free = net("cnn4", net_class=fedlsa.SphereNet, feature_dim=128, no_sphere=True).features(x)
+    torch.testing.assert_close(on_sphere.norm(dim=1), torch.ones(5))
+    assert free.norm(dim=1).max() < 0.9 or free.norm(dim=1).min() > 1.1
+    torch.testing.assert_close(free / free.norm(dim=1, keepdim=True), on_sphere)

@@ -90,6 +90,7 @@ FEDLSA = {
     "lam": ({"digits": 0.1, "office": 0.7, "pacs": 0.7}, "Implementation Details: 0.1 or 0.7; ours: where which"),
     "tau": ({"digits": 0.1, "office": 0.2, "pacs": 0.2}, "Implementation Details: 0.1 or 0.2; ours: where which"),
     "compactness": ("vmf", "Eq. 8"),
+    "no_sphere": (False, "Hyperspherical Contrast: h = nor(φ(z))"),
 }
 FEDPLCC = {
     "clients": (None, "Section IV: one for each domain, that is 5, 4 and 6"),

@@ -532,7 +532,7 @@ def test_fedlsa(play):
     for got, want in zip(server_weights("fedlsa", story.end), weights, strict=True):
         near(got, want)
 
-FEDAVG = [("fedlsa", "--lam 0"), ("fedplcc", "--lam-contra 0 --lam-corr 0"),
+FEDAVG = [("fedlsa", "--lam 0"), ("fedlsa", "--lam 0 --no-sphere"), ("fedplcc", "--lam-contra 0 --lam-corr 0"),
           ("fedfm", "--lam 0"), ("fedfm", "--warmup 9")]
 
 @pytest.mark.parametrize("script, words", FEDAVG)
