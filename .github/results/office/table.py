@@ -8,10 +8,23 @@ from pathlib import Path
 HERE = Path(__file__).parent
 DOMAINS = ["caltech", "amazon", "webcam", "dslr"]
 FEDLSA = {  # a row's folder without its seed: its name, the published accuracies (FedLSA, Tables 2 and 5)
-    "fedlsa-lam0": ("FedAvg on the sphere, `--lam 0`", [56.70, 66.32, 43.10, 46.67]),
+    "fedlsa-avg": ("FedAvg, `--lam 0 --no-sphere`", [56.70, 66.32, 43.10, 46.67]),
+    "fedlsa-lam0": ("FedAvg on the sphere, `--lam 0`", None),
     "fedlsa-alpha0": ("without L_SEP, `--alpha 0`", [54.91, 61.58, 56.90, 63.33]),
     "fedlsa-l2": ("without L_COM, `--compactness l2`", [55.80, 64.21, 53.45, 60.00]),
     "fedlsa": ("FedLSA", [55.80, 64.74, 60.34, 60.00]),
+}
+TRIALS = {  # one setting changed, seed 0: what it is
+    "trial-avg-dealing": "FedAvg, `--domain-clients caltech:3,amazon:2,webcam:1,dslr:4`",
+    "trial-avg-augment": "FedAvg, random crop and flip, ImageNet's mean and standard deviation",
+    "trial-avg-dealing-augment": "FedAvg, both",
+    "trial-avg-share10": "FedAvg, `--domain-fraction 0.1`",
+    "trial-avg-share30": "FedAvg, `--domain-fraction 0.3`",
+    "trial-fedlsa-dealing": "FedLSA, `--domain-clients caltech:3,amazon:2,webcam:1,dslr:4`",
+    "trial-fedlsa-augment": "FedLSA, random crop and flip, ImageNet's mean and standard deviation",
+    "trial-fedlsa-first": "FedLSA, `--alpha 0.02 --lam 0.1 --tau 0.1`",
+    "trial-fedlsa-server-sgd": "FedLSA, the server without momentum and weight decay",
+    "trial-fedlsa-tau-outside": "FedLSA, τ of Eq. 4 outside the exponential, as printed",
 }
 
 
@@ -38,29 +51,42 @@ def cell(values):
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
+def print_row(title, seeds, columns):
+    print(f"| {title} | {seeds} | {' | '.join(columns)} |")
+
+
 def main():
-    print("| | seeds | Caltech | Amazon | Webcam | DSLR | mean |")
-    print("|---|---|---|---|---|---|---|")
-    base = seeds_of("fedlsa-lam0")
+    head = "| | seeds | Caltech | Amazon | Webcam | DSLR | mean |\n|---|---|---|---|---|---|---|"
+    print("Accuracy in the last round\n")
+    print(head)
     for name, (title, published) in FEDLSA.items():
         runs = seeds_of(name)
-        cells = [cell(column) for column in zip(*runs.values())]
-        print(f"| {title} | {', '.join(map(str, runs))} | {' | '.join(cells)} |")
-        cells = [f"{value:.2f}" for value in published + [statistics.mean(published)]]
-        print(f"| the paper's | | {' | '.join(cells)} |")
+        if runs:
+            print_row(title, ", ".join(map(str, runs)), [cell(column) for column in zip(*runs.values())])
+        if published:
+            print_row("the paper's", "", [f"{value:.2f}" for value in published + [statistics.mean(published)]])
 
-    print("\nLeads over FedAvg, on the same seed\n")
-    print("| | seeds | Caltech | Amazon | Webcam | DSLR | mean |")
-    print("|---|---|---|---|---|---|---|")
+    base = seeds_of("fedlsa-avg")
+    first = FEDLSA["fedlsa-avg"][1]
+    print("\nLeads over FedAvg on the same seed\n")
+    print(head)
     for name, (title, published) in list(FEDLSA.items())[1:]:
-        runs = seeds_of(name)
-        leads = [[a - b for a, b in zip(runs[seed], base[seed])] for seed in runs if seed in base]
-        cells = [cell(column) for column in zip(*leads)]
-        print(f"| {title} | {', '.join(map(str, runs))} | {' | '.join(cells)} |")
-        first = FEDLSA["fedlsa-lam0"][1]
-        published_leads = [a - b for a, b in zip(published, first)]
-        cells = [f"{value:.2f}" for value in published_leads + [statistics.mean(published_leads)]]
-        print(f"| the paper's | | {' | '.join(cells)} |")
+        leads = {}
+        for seed, accuracies in seeds_of(name).items():
+            if seed in base:
+                leads[seed] = [a - b for a, b in zip(accuracies, base[seed])]
+        if leads:
+            print_row(title, ", ".join(map(str, leads)), [cell(column) for column in zip(*leads.values())])
+        if published:
+            printed = [a - b for a, b in zip(published, first)]
+            print_row("the paper's", "", [f"{value:.2f}" for value in printed + [statistics.mean(printed)]])
+
+    print("\nTrials: one choice changed, seed 0, last round\n")
+    print(head)
+    for name, title in TRIALS.items():
+        accuracies = last_round(f"{name}-s0")
+        if accuracies:
+            print_row(title, "0", [f"{value:.1f}" for value in accuracies])
 
 
 if __name__ == "__main__":
