@@ -551,7 +551,8 @@ def pathological(y, args, rng):
         least = min(math.ceil(fewest_images(y, args) / each), len(index) // len(owners))
         free = len(index) - least * len(owners)
         # each owner gets its least and a random piece of the free rest
-        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1)) + least * np.arange(1, len(owners))
+        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1))
+        cuts = cuts + least * np.arange(1, len(owners))
         counts[owners, c] = np.diff([0, *cuts, len(index)])
     return deal(stock, counts)
 
@@ -665,7 +666,8 @@ def load_dataset(args):
         return data
     n = max(2, round(args.subset * len(data.y)))
     index = np.sort(generator(args.seed, "subset").permutation(len(data.y))[:n])
-    return data._replace(x=data.x[index], y=data.y[index], domain=data.domain[index], test=data.test[index])
+    x, y, domain, test = [column[index] for column in data[:4]]
+    return data._replace(x=x, y=y, domain=domain, test=test)
 
 
 def exit_without_data(folder, why):
@@ -847,8 +849,9 @@ class Pen:
         angle = self.uniform(-rotation, rotation)
         shear = self.uniform(-0.25, 0.25)
         zoom = 1 / self.uniform(low, high, 2)
-        first = [zoom[:, 0] * angle.cos(), zoom[:, 0] * (shear - angle.sin()), dx]
-        second = [zoom[:, 1] * angle.sin(), zoom[:, 1] * angle.cos(), dy]
+        zoom_x, zoom_y = zoom.unbind(1)
+        first = [zoom_x * angle.cos(), zoom_x * (shear - angle.sin()), dx]
+        second = [zoom_y * angle.sin(), zoom_y * angle.cos(), dy]
         theta = torch.stack([*first, *second], 1).view(self.n, 2, 3)
         grid = F.affine_grid(theta, (self.n, 1, CANVAS, CANVAS), align_corners=False)
         return F.grid_sample(digits_in_all_fonts()[font, digit].unsqueeze(1), grid, align_corners=False)
@@ -870,7 +873,9 @@ def draw_domain(name, n, size=32):
         image = pen.per_image(0.6, 0.9) - pen.per_image(0.5, 0.8) * F.interpolate(coarse, size=(CANVAS, CANVAS))
 
     elif name == "texture":  # light on gratings and noise
-        angle, wave, phase = pen.per_image(0, 2 * math.pi), pen.per_image(6, 20), pen.per_image(0, 2 * math.pi)
+        angle = pen.per_image(0, 2 * math.pi)
+        wave = pen.per_image(6, 20)
+        phase = pen.per_image(0, 2 * math.pi)
         ramp = torch.linspace(-1, 1, CANVAS)
         grating = torch.sin(wave * (ramp * angle.cos() + ramp[:, None] * angle.sin()) + phase)
         ground = 0.3 + 0.15 * grating + 0.4 * pen.noise(6)
@@ -879,12 +884,15 @@ def draw_domain(name, n, size=32):
     else:  # clutter: coloured, blurred, between pieces of other digits
         ground, colour = pen.per_image(0, 1, 3), pen.per_image(0, 1, 3)
         contrast = (ground - colour).mean(1, keepdim=True)  # is raised to 0.3, if black and white allow it
-        colour = (colour - contrast.sign() * (0.3 - contrast.abs()).clamp(min=0)).clamp(0, 1)
+        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)
+        colour = (colour - contrast.sign() * missing_contrast).clamp(0, 1)
         image = ground + 0.35 * pen.noise(5, 3)
         for _ in range(2):
             angle = pen.uniform(0, 2 * math.pi)
             other = torch.randint(10, (n,), generator=pen.rng)
-            image.lerp_(pen.per_image(0, 1, 3), 0.8 * pen.digit(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin()))
+            other_colour = pen.per_image(0, 1, 3)
+            ink = pen.digit(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin())
+            image.lerp_(other_colour, 0.8 * ink)
         image.lerp_(colour, pen.digit(digit, 0.5, dx, dy, 0.65, 1.0))
         for _ in range(2):
             image = F.avg_pool2d(image, 5, 1, 2, count_include_pad=False)
@@ -1366,9 +1374,9 @@ def plot_comparison(title, table):
             length = min(len(log["round"]) for log in logs)
             scores = np.stack([log[f"acc_{kind}"][:length] for log in logs])  # (seeds, rounds)
             seen = np.isfinite(scores).all(0).nonzero()[0]
-            low, mean, high = scores[:, seen].min(0), scores[:, seen].mean(0), scores[:, seen].max(0)
-            lines[label], = axis.plot(seen + 1, mean, **line_style(n))
-            axis.fill_between(seen + 1, low, high, color=f"C{n % 10}", alpha=0.15)
+            scores = scores[:, seen]
+            lines[label], = axis.plot(seen + 1, scores.mean(0), **line_style(n))
+            axis.fill_between(seen + 1, scores.min(0), scores.max(0), color=f"C{n % 10}", alpha=0.15)
             usual = [about.get("most_frequent_class", math.nan) for about, _ in runs]
             if kind != "test" and np.isfinite(usual).all():
                 lines["most frequent class"] = axis.axhline(np.mean(usual), color="grey", linewidth=3, alpha=0.4)
