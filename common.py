@@ -929,6 +929,7 @@ class Run:
         self.rows = []  # of log.csv
         self.began = None  # when the round began
         self.folder = Path(args.resume) if args.resume else None  # made when a round has ended; not for a failed start
+        Path(args.out).mkdir(parents=True, exist_ok=True)  # fails now, not after the first round
         Run.latest = self
 
     def write_args(self, **results):
