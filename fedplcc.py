@@ -18,8 +18,8 @@ One round (K participants, D features, J_k clusters at client k, G at the server
   4. The server clusters all clients' clusters (Eqs. 10, 11) and averages the models by their numbers of images.
   5. The global model is tested on each domain's test images. The reported accuracy is the mean over domains.
 
-Ten classes, about 300 images a client (DomainNet: 400), E = 10 epochs, η = 0.01, momentum 0.9, T = 50 rounds (office: 100), φ = 0.5,
-τ = 0.07, α = 0.5, λ2 = 10 λ1, λ1 = 100 (Digit-5), 20 (Office-10) or 1 (DomainNet).
+Ten classes, about 300 images a client (DomainNet: 400), E = 10 epochs, η = 0.01, momentum 0.9, T = 50 rounds (office:
+100), φ = 0.5, τ = 0.07, α = 0.5, λ2 = 10 λ1, λ1 = 100 (Digit-5), 20 (Office-10) or 1 (DomainNet).
 
 What the paper leaves open. What each point does to accuracy is not known:
   * Eq. 5 is a sum over images, Eqs. 6 and 8 stand for one image. All three are means over the batch here. If the paper
@@ -142,8 +142,8 @@ def local_loss(net, x, y, prototypes, args):
 
 
 def mean_over(seen, losses):
-    """The mean of losses (B,) over the samples that `seen` (B,) marks, 0 if there are none. Other samples' losses may be
-    infinite or nan; they are dropped."""
+    """The mean of losses (B,) over the samples that `seen` (B,) marks, 0 if there are none. Other losses may be infinite
+    or nan; they are dropped."""
     return losses.masked_fill(~seen, 0).sum() / seen.sum().clamp(min=1)
 
 

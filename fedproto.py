@@ -16,8 +16,8 @@ One round (K participants, C classes, C_i of them at client i, D features; the p
 In the paper λ = 0.1, E = 1 epoch, batches of B = 10, learning rate η = 0.01, T = 1000 rounds, 20 clients, all in each.
 
 What we changed:
-  * Eq. 4 has the distance of a class's mean to its prototype. We take the mean distance of its samples, which also makes
-    a class compact. The effect on accuracy is not measured.
+  * Eq. 4 has the distance of a class's mean to its prototype. We take the mean distance of its samples, which also
+    makes a class compact. The effect on accuracy is not measured.
   * Eq. 3 has a further factor 1/|N_c|. It would divide a prototype by the number of its owners; we leave it out.
   * All clients have a small CNN (cnn4, as in FedSA's Table 1). The paper mixes eight architectures: --model htfe8.
 Left open in the paper, and our choice:
