@@ -31,7 +31,7 @@ The loss stays high: features end in a ReLU, so they are ≥ 0, and anchors have
 above 12. Without guidance a seed moves accuracy by 3 points: compare leads over the printed most frequent class.
 Outcome in the setting of Table 1 (second command, three seeds), last round, by classifier: 1.2 points above no
 guidance, 0.6 below FedProto. In the paper it is 1.3 above FedProto. More: .github/papers/fedsa.md.
-With these flags it does what the authors' code does. The first three bring 0.3 points by classifier, 0.7 by anchor:
+These flags come nearer to the authors' code. The first three bring 0.3 points by classifier, 0.7 by anchor:
     --distance mse --lam-r 10 --projection mlp --margin-rule nearest --batches fixed
 
     python fedsa.py                                                          built-in glyphs, under a minute
