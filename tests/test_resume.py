@@ -80,7 +80,7 @@ def test_a_resumed_run_knows_where_its_images_are(run, tmp_path):
 
 @pytest.mark.parametrize("t, words", [(1, "without a checkpoint"), (3, "--resume .*fedproto-glyphs-s0 goes on")])
 def test_ctrl_c_names_the_folder_only_if_it_has_a_checkpoint(t, words, run, monkeypatch, tmp_path):
-    """A promise that cannot be kept; a folder of a run that never came to the end of a round."""
+    """Catches: a promise that cannot be kept; a folder of a run that never came to the end of a round."""
     report = common.Run.report
 
     def stopped(self, now, *rest, **more):
@@ -90,7 +90,14 @@ def test_ctrl_c_names_the_folder_only_if_it_has_a_checkpoint(t, words, run, monk
     monkeypatch.setattr(common.Run, "report", stopped)
     with pytest.raises(SystemExit, match=words):
         run("fedproto", SMALL["fedproto"], "--rounds 4 --checkpoint-every 1")
-    assert (tmp_path / "runs").exists() == (t > 1)
+    assert (tmp_path / "runs" / "fedproto-glyphs-s0").exists() == (t > 1)
+
+
+def test_a_place_that_cannot_be_written_is_an_error_before_the_first_round(run, monkeypatch):
+    """Catches: a round that is lost because its folder cannot be made."""
+    monkeypatch.setattr(common.Run, "rounds", lambda self: pytest.fail("a round began"))
+    with pytest.raises(OSError):
+        run("fedproto", SMALL["fedproto"], "--out /dev/null/runs")
 
 
 @pytest.fixture(scope="session")
