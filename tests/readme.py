@@ -34,11 +34,6 @@ def seventh_method(folder):
     return len(re.findall(r"^[-+](?![-+])", (ROOT / ".github" / "fedcon.diff").read_text(), re.M))
 
 
-def files_of(text):
-    """The python files that a page asks to save: {name: content}."""
-    return dict(re.findall(r"`(\w+\.py)`\s+beside\s+`common.py`[^`]*```python\n(.*?)```", text, re.S))
-
-
 def main():
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--only", default="", help="commands that contain this")
@@ -48,13 +43,11 @@ def main():
     args = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
-        for path in [*ROOT.glob("*.py"), ROOT / "tests"]:
+        for path in [*ROOT.glob("*.py"), ROOT / "tests", ROOT / ".github"]:
             Path(folder, path.name).symlink_to(path)
         seventh_method(Path(folder))
         Path(folder, "data").symlink_to(args.data.resolve())
         for page in args.page or PAGES:
-            for name, content in files_of(page.read_text()).items():
-                Path(folder, name).write_text(content)
             for command in commands(page.read_text()):
                 if args.only not in command or re.search("benchmark|readme.py|pytest", command):
                     continue
