@@ -16,9 +16,9 @@ from common import Images, accuracy
 as_before = common.evaluate_personal
 
 
-def evaluate_personal(clients, prototypes, t, args, known=None):
+def evaluate_personal(clients, prototypes, t, args, **more):
     """As before, and the mean accuracy in % of the clients' classifiers on the test images of all clients together."""
-    scores = as_before(clients, prototypes, t, args, known)
+    scores = as_before(clients, prototypes, t, args, **more)
     if not scores:
         return scores
     x = torch.cat([client.test.x for client in clients])

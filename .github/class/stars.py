@@ -18,13 +18,13 @@ from fedproto import weighted_mean
 as_before = common.evaluate_personal
 
 
-def evaluate_personal(clients, prototypes, t, args, known=None):
+def evaluate_personal(clients, prototypes, t, args, **more):
     """As before. In the last round also, with stars for the server's vectors:
     plain        accuracy in % by the plain means of the clients' class means, instead of the stars
     star_margin  the median distance from a star to the nearest other one
     mean_margin  the same for the plain means
     own_star     how far a test image's feature is from the star of its class, the mean over images"""
-    scores = as_before(clients, prototypes, t, args, known)
+    scores = as_before(clients, prototypes, t, args, **more)
     if t < args.rounds:
         return scores
     pairs = [class_means(client.net, client.train) for client in clients]

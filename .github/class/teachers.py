@@ -17,11 +17,11 @@ from fedproto import weighted_mean
 as_before = common.evaluate_personal
 
 
-def evaluate_personal(clients, prototypes, t, args, known=None):
+def evaluate_personal(clients, prototypes, t, args, **more):
     """As before, and accuracy in % by three sets of means: the server's, a client's own, and those of all others.
 
     All three choose among the same classes: those that the client and at least one other client have."""
-    scores = as_before(clients, prototypes, t, args, known)
+    scores = as_before(clients, prototypes, t, args, **more)
     if not scores:
         return scores
     pairs = [class_means(client.net, client.train) for client in clients]
