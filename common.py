@@ -5,8 +5,7 @@
     Part III  the frame: run folder, pictures, comparing runs, command line
 
 Part I is enough to understand a method's rounds. What `main` does with `run` is in the docstrings of Run, in Part III.
-Shapes: N images, K clients (in a round: its participants), C classes,
-D features, B images in a batch, G prototypes at the server.
+Shapes: N images, K clients (in a round: participants), C classes, D features, B images in a batch, G prototypes.
 """
 
 import argparse
@@ -45,10 +44,8 @@ from PIL import Image, ImageDraw, ImageFont
 # --- randomness -----------------------------------------------------------------------------------
 
 def generator(seed, purpose, *where):
-    """A numpy generator for one purpose (a word) and place (round, client).
-
-    Every random choice has a generator of its own. So a resumed run, and a run with other --workers, draws
-    the same numbers."""
+    """A numpy generator for one purpose (a word) and place (round, client). Every random choice has one of its own. So
+    a resumed run, and one with other --workers, draws the same numbers."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
 
 
@@ -141,9 +138,7 @@ def for_each_client(function, clients, *arguments, workers):
 # --- minibatches ----------------------------------------------------------------------------------
 
 def minibatches(client, t, args):
-    """Yield (x, y) for E = --local-epochs epochs over the client's training images.
-
-    Each epoch of each round t has an order of its own, unless --batches is fixed."""
+    """Yield (x, y) for E = --local-epochs epochs over the client's training images, each in an order of its own."""
     rng = generator(args.seed, "batches", t, client.id)
     x, y = client.train
     for _ in range(args.local_epochs):
@@ -182,7 +177,6 @@ def extract(net, x):
 
 def class_means(net, images):
     """Each class's mean feature, a client's prototypes (FedProto, FedTGP and FedSA Eq. 2, FedFM Eq. 8).
-
     Switches the net to eval mode -> means (C, D), zero for an absent class, and numbers of images (C,)."""
     features = extract(net, images.x)
     counts = torch.bincount(images.y, minlength=net.classes)
@@ -193,16 +187,13 @@ def class_means(net, images):
 
 
 def distances(a, b):
-    """Euclidean distances of a (n, D) and b (m, D) -> (n, m).
-
-    With more than 25 rows torch.cdist expands ‖a − b‖², which loses small distances of long vectors. This mode does
-    not."""
+    """Euclidean distances of a (n, D) and b (m, D) -> (n, m). With more than 25 rows torch.cdist expands ‖a − b‖²,
+    which loses small distances of long vectors. This mode does not."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def average(models, weights):
     """Weighted mean of models (FedFM Eq. 11): Σ_k n_k w_k / Σ_k n_k, BatchNorm's statistics included.
-
     models: [state_dict]; weights: [n_k] -> state_dict in float64, which load_state_dict converts."""
     mean = {}
     for name in models[0]:
@@ -240,9 +231,7 @@ def right_answers(client, prototypes, known):
 
 def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"):
     """Accuracy in % of all clients, each by its own model on its own test images: Σ right / Σ images.
-
-    name: what the server's vectors are called -> {"classifier": %, name: %}, or {} in a round that --eval-every leaves
-    out."""
+    name: what the server's vectors are called -> {"classifier": %, name: %}, or {} in a round without evaluation."""
     if t % args.eval_every != 0 and t != args.rounds:
         return {}
     right = for_each_client(right_answers, clients, prototypes, known, workers=args.workers)
@@ -269,20 +258,18 @@ def accuracy(net, images):
 
 
 def evaluate_global(net, tests, t, args):
-    """Accuracy in % of the global model on the server's test images, by its classifier.
-
-    tests {domain: Images} -> {"test": mean over domains}, and each domain's where there are several; or {} in a
-    round that --eval-every leaves out."""
+    """Accuracy in % of the global model on the server's test images, by its classifier. tests {domain: Images}
+    -> {"test": mean over domains}, and each domain's where there are several; {} in a round without evaluation."""
     if t % args.eval_every != 0 and t != args.rounds:
         return {}
     scores = {}
     for name, images in tests.items():
         show_progress(f"testing {name}")
         scores[name] = accuracy(net, images)
-    mean = sum(scores.values()) / len(scores)
+    mean = {"test": sum(scores.values()) / len(scores)}
     if len(scores) == 1:
-        return {"test": mean}
-    return {"test": mean, **scores}
+        return mean
+    return mean | scores
 
 
 # ======================================================================================================
@@ -292,10 +279,8 @@ def evaluate_global(net, tests, t, args):
 # --- clients and their images ---------------------------------------------------------------------
 
 def make_clients(data, args):
-    """K clients with models of their own -> [Client].
-
-    Training and test images of the data set are pooled and divided. Each client keeps 25 % of its share as its
-    test images, as in FedTGP and FedSA."""
+    """K clients with models of their own -> [Client]. Training and test images of the data set are pooled and divided.
+    Each client keeps 25 % of its share as its test images, as in FedTGP and FedSA."""
     everything = torch.arange(len(data.y))
     clients = []
     for i, (domain, train, test) in enumerate(divide(data, everything, 0.25, args)):
@@ -306,10 +291,8 @@ def make_clients(data, args):
 
 
 def make_federation(data, net, args, validation=0.0):
-    """K clients with copies of one global model `net` -> [Client], test images {domain: Images}.
-
-    The training images of the data set are divided, and a client holds back a share `validation` of its part. The
-    data set's test images stay at the server."""
+    """K clients with copies of one global model `net` -> [Client], test images {domain: Images}, which stay at the
+    server. The training images are divided, and a client holds back a share `validation` of its part."""
     if args.model in GROUPS:
         fail(f"--model {args.model}: one global model cannot be a group of architectures")
     training = torch.nonzero(~data.test).flatten()
@@ -331,8 +314,7 @@ def divide(data, index, held_back, args):
     """Divide the images `index` by --partition, then split each client's part into those for training and a share
     `held_back` -> [(domain, Images, Images)], for each client."""
     if args.partition != "domain" and 2 * args.clients > len(index):
-        fail(f"--clients {args.clients} with --subset {args.subset}: {len(index)} images are too few, a client needs "
-             f"at least 2")
+        fail(f"--clients {args.clients} with --subset {args.subset}: {len(index)} images are too few")
 
     shares = []
     parts = partition(data.y[index].numpy(), data.domain[index].numpy(), data.domains, args)
@@ -341,8 +323,8 @@ def divide(data, index, held_back, args):
         images = index[torch.from_numpy(shuffled)]
         cut = math.ceil((1 - held_back) * len(images))
         if cut < 2:
-            fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images, it needs at "
-                 f"least 2; fewer --clients, less skew or less --validation will do")
+            fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images; "
+                 f"fewer --clients, less skew or less --validation will do")
         train = take(data, images[:cut], args.device)
         rest = take(data, images[cut:], args.device)
         domain = ""
@@ -401,21 +383,17 @@ def fully_connected(widths):
     return layers
 
 
-def convnet(name, pixels):
-    """5x5 convolutions with 32 and 64 channels, each with max-pooling, then fully connected layers."""
-    convolutions, widths = CONVNETS[name]
-    layers, channels, size = [], 3, pixels
-    for outputs in (32, 64)[:convolutions]:
-        layers += [nn.Conv2d(channels, outputs, 5), nn.MaxPool2d(2), nn.ReLU()]
-        channels = outputs
-        size = (size - 4) // 2
-    layers += [nn.Flatten(), *fully_connected([channels * size * size, *widths])]
-    return nn.Sequential(*layers)
-
-
-def torchvision_net(name, small_stem):
-    """One of torchvision's networks, or a ResNet cut to fewer stages, without its last layer."""
-    if name in SMALL_RESNETS:
+def build_extractor(name, pixels, small_stem):
+    """An architecture without its last layer, with random weights: images -> (B, any number)."""
+    if name in CONVNETS:  # convolutions with 32 and 64 channels, each with max-pooling, then fully connected layers
+        convolutions, widths = CONVNETS[name]
+        layers, channels, size = [], 3, pixels
+        for outputs in (32, 64)[:convolutions]:
+            layers += [nn.Conv2d(channels, outputs, 5), nn.MaxPool2d(2), nn.ReLU()]
+            channels = outputs
+            size = (size - 4) // 2
+        return nn.Sequential(*layers, nn.Flatten(), *fully_connected([channels * size * size, *widths]))
+    if name in SMALL_RESNETS:  # a ResNet cut to fewer stages
         net = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
         for stage in range(SMALL_RESNETS[name] + 1, 5):
             setattr(net, f"layer{stage}", nn.Identity())
@@ -433,20 +411,11 @@ def torchvision_net(name, small_stem):
     return net
 
 
-def build_extractor(name, pixels, small_stem):
-    """An architecture without its last layer, with random weights: images -> (B, any number)."""
-    if name in CONVNETS:
-        return convnet(name, pixels)
-    return torchvision_net(name, small_stem)
-
-
 def architecture(model, client):
     """Client i's feature extractor by name, and the hidden layers of its classifier."""
     hidden = HTC4[client % 4] if model.endswith("htc4") else []
-    if model in GROUPS:
-        group = GROUPS[model]
-        return group[client % len(group)], hidden
-    return model, hidden
+    group = GROUPS.get(model, [model])
+    return group[client % len(group)], hidden
 
 
 def build_net(data, args, client=0, mean=(0.5,), std=(0.5,)):
@@ -459,12 +428,10 @@ def build_net(data, args, client=0, mean=(0.5,), std=(0.5,)):
         classifier = nn.Linear(widths[-1], C)
         if hidden:
             classifier = nn.Sequential(*fully_connected(widths), classifier)
-    net = Net(extractor, classifier, D, C, mean, std)
-    return net.to(args.device)
+    return Net(extractor, classifier, D, C, mean, std).to(args.device)
 
 
 # --- partitions -----------------------------------------------------------------------------------
-# Each turns labels y (N,) into K index arrays, one for each client. Only by_domain looks at domains.
 
 def partition(y, domain, domains, args):
     """Divide N samples with labels y (N,) and numbers of domains (N,) -> K index arrays. domains: their names."""
@@ -480,20 +447,14 @@ def indices_by_class(y, rng):
 
 
 def deal(stock, counts):
-    """Deal the samples of each class from the top. stock: an index array for each class; counts (K, C): how many of
-    each class a client gets -> K index arrays."""
-    ends = np.cumsum(counts, axis=0)
-    starts = ends - counts
-    parts = []
-    for i in range(len(counts)):
-        pieces = [index[start:end] for index, start, end in zip(stock, starts[i], ends[i])]
-        parts.append(np.concatenate(pieces))
-    return parts
+    """Deal each class's samples (stock) from the top. counts (K, C): how many a client gets -> K index arrays."""
+    ends = np.cumsum(counts, axis=0).T  # (C, K)
+    pieces = [np.split(index, end)[:-1] for index, end in zip(stock, ends)]
+    return [np.concatenate(part) for part in zip(*pieces)]
 
 
 def fewest_images(y, args):
-    """The least that a client should get: two batches, but at most a quarter of an equal share. So
-    --batch-size can change a division."""
+    """The least that a client should get: two batches (so --batch-size matters), or a quarter of an equal share."""
     return max(2, min(2 * args.batch_size, len(y) // (4 * args.clients)))
 
 
@@ -569,8 +530,7 @@ def in_proportion(y, shares, rng):
 
 def dominant(y, args, rng):
     """FedFM's NIID-2: a share --dominant-share of client i's images is of class i mod C, the rest is of the
-    others in equal parts. With more classes than clients it has m = C // K dominant classes, i·m to i·m + m − 1, and
-    they have that share together."""
+    others in equal parts. With more classes than clients the m = C // K classes from i·m on have it together."""
     C, K = len(np.unique(y)), args.clients
     m = max(1, C // K)
     offset = (np.arange(C) - m * np.arange(K)[:, None]) % C
@@ -590,22 +550,20 @@ def missing(y, args, rng):
 
 def by_domain(y, domain, domains, args, rng):
     """Every client has images of one domain, and no two clients have the same image.
-
     --domain-clients says how many clients a domain has; without it --clients are dealt over the domains in turn,
     one each by default. A client gets --images-per-class of each class (or what there is), or the share
     --domain-fraction of its domain; without these, the clients of a domain share it equally."""
-    for name in args.domain_clients or {}:
-        if name not in domains:
-            fail(f"no domain {name}: give --domain-clients with some of {', '.join(domains)}")
+    assigned = [i % len(domains) for i in range(args.clients or len(domains))]
     if args.domain_clients:
-        assigned = [domains.index(name) for name, n in args.domain_clients.items() for _ in range(n)]
-    else:
-        assigned = [i % len(domains) for i in range(args.clients or len(domains))]
+        assigned = []
+        for name, n in args.domain_clients.items():
+            if name not in domains:
+                fail(f"no domain {name}: give --domain-clients with some of {', '.join(domains)}")
+            assigned += [domains.index(name)] * n
 
     stock = {}
     for d in sorted(set(assigned)):
         stock[d] = rng.permutation(np.flatnonzero(domain == d))
-
     parts = []
     for i, d in enumerate(assigned):
         index = stock[d]
@@ -666,8 +624,8 @@ def load_dataset(args):
         return data
     n = max(2, round(args.subset * len(data.y)))
     index = np.sort(generator(args.seed, "subset").permutation(len(data.y))[:n])
-    x, y, domain, test = [column[index] for column in data[:4]]
-    return data._replace(x=x, y=y, domain=domain, test=test)
+    columns = [column[index] for column in data[:4]]
+    return Dataset(*columns, data.classes, data.domains)
 
 
 def exit_without_data(folder, why):
@@ -686,41 +644,37 @@ def domain_folders(folder):
 
 def image_folder(folder, size):
     """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
-    parts, paths, class_names, domain_names, test = [], [], [], [], []
+    parts, rows = [], []  # a row: path, class, domain, whether it is a test image
     for place in domain_folders(folder):
         if place != folder and place.name in ("test", "validation"):  # the names of two columns in log.csv
             exit_without_data(folder, f"{place.name}/ is there, but no train/")
-        has_parts = (place / "train").is_dir()
-        for part in ["train", "test"] if has_parts else [""]:
+        for part in ["train", "test"] if (place / "train").is_dir() else [""]:
             if not any((place / part).glob("*/*")):
                 continue
             found = torchvision.datasets.ImageFolder(place / part, allow_empty=True)
+            test = [part == "test"] * len(found)
+            if part == "":
+                test = test_images(folder.name, place.name, len(found))
+            for (path, label), is_test in zip(found.samples, test):
+                rows.append((path, found.classes[label], place.name, is_test))
             parts.append(found)
-            for path, label in found.samples:
-                paths.append(path)
-                class_names.append(found.classes[label])
-                domain_names.append(place.name)
-            if part:
-                test += [part == "test"] * len(found)
-            else:
-                test += test_images(folder.name, place.name, len(found))
-    if not paths:
+    if not rows:
         exit_without_data(folder, "no folders of images there" if folder.is_dir() else "there is no such folder")
 
+    paths, class_names, domain_names, test = zip(*rows)
     dates = [(os.path.relpath(path, folder), os.stat(path).st_mtime_ns) for path in paths]
     key = zlib.crc32(repr(dates).encode())  # the cache is used as long as the same files are there, unchanged
     x, _ = decoded(parts, paths, size, folder.with_name(f"{folder.name}-{size}px.pt"), key)
     classes, y = np.unique(class_names, return_inverse=True)
     domains, domain = np.unique(domain_names, return_inverse=True)
-    return Dataset(x, torch.from_numpy(y), torch.from_numpy(domain), torch.tensor(test), classes.tolist(),
-                   domains.tolist())
+    y, domain, test = map(torch.as_tensor, (y, domain, test))
+    return Dataset(x, y, domain, test, classes.tolist(), domains.tolist())
 
 
 def test_images(dataset, domain, n):
     """Which of a domain's n images are for testing -> [bool], the same for every seed.
-
-    PACS: ⌈0.3 n⌉ at random. The percentages of FedLSA's Table 3 fit these numbers of images. Elsewhere: two of ten in
-    a row, as in FPL's code (github.com/WenkeHuang/RethinkFL). FedLSA's Table 2 fits that for office."""
+    PACS: ⌈0.3 n⌉ at random, which fits FedLSA's Table 3. Elsewhere: two of ten in a row, as in FPL's code
+    (github.com/WenkeHuang/RethinkFL), which fits FedLSA's Table 2 for office."""
     if dataset == "pacs":
         chosen = generator(0, f"test images of {domain}").permutation(n)[:math.ceil(3 * n / 10)]
         return np.isin(np.arange(n), chosen).tolist()
@@ -729,7 +683,6 @@ def test_images(dataset, domain, n):
 
 def decoded(parts, names, size, cache, key):
     """The images of some of torchvision's data sets, resized -> RGB (n, 3, size, size) uint8, labels (n,).
-
     names: of the images, for an error. The file `cache` keeps both tensors as long as `key` is the same."""
     if cache.exists():
         kept = torch.load(cache, weights_only=True)
@@ -749,9 +702,7 @@ def decoded(parts, names, size, cache, key):
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for n, _ in enumerate(pool.map(decode_one, range(len(names))), start=1):
-            if n % 1000 == 0:
-                show_progress(f"decoding {n:,}/{len(names):,}")
-    show_progress("")
+            show_progress(f"decoding {n:,}/{len(names):,}")
     tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2), labels
     if os.access(cache.parent, os.W_OK):  # the folder of a course may be read-only for its students
         scratch = cache.with_suffix(f".{os.getpid()}")
@@ -865,13 +816,11 @@ def draw_domain(name, n, size=32):
 
     if name == "plain":  # dark on paper
         image = pen.per_image(0.8, 1.0) - pen.per_image(0.5, 0.8) * pen.digit(digit, 0.2, dx, dy)
-
     elif name == "thin":  # thin strokes, a third of the resolution
         ink = pen.digit(digit, 0.35, dx, dy)
         thinner = -F.max_pool2d(-ink, 2, stride=1)  # the minimum of neighbours
         coarse = F.adaptive_avg_pool2d(thinner, (11, 11))
         image = pen.per_image(0.6, 0.9) - pen.per_image(0.5, 0.8) * F.interpolate(coarse, size=(CANVAS, CANVAS))
-
     elif name == "texture":  # light on gratings and noise
         angle = pen.per_image(0, 2 * math.pi)
         wave = pen.per_image(6, 20)
@@ -880,7 +829,6 @@ def draw_domain(name, n, size=32):
         grating = torch.sin(wave * (ramp * angle.cos() + ramp[:, None] * angle.sin()) + phase)
         ground = 0.3 + 0.15 * grating + 0.4 * pen.noise(6)
         image = torch.lerp(ground, pen.per_image(0.65, 0.95), pen.digit(digit, 0.35, dx, dy))
-
     else:  # clutter: coloured, blurred, between pieces of other digits
         ground, colour = pen.per_image(0, 1, 3), pen.per_image(0, 1, 3)
         contrast = (ground - colour).mean(1, keepdim=True)  # is raised to 0.3, if black and white allow it
@@ -927,10 +875,20 @@ class Run:
         self.headline = headline
         self.modules = modules
         self.rows = []  # of log.csv
-        self.began = None  # when the round began
         self.folder = Path(args.resume) if args.resume else None  # made when a round has ended; not for a failed start
         Path(args.out).mkdir(parents=True, exist_ok=True)  # fails now, not after the first round
         Run.latest = self
+
+    def make_folder(self):
+        """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added where that is taken."""
+        words = [self.args.script, self.args.dataset, self.args.name, f"s{self.args.seed}"]
+        name = "-".join(word for word in words if word)
+        self.folder, n = Path(self.args.out, name), 1
+        while self.folder.exists():
+            n += 1
+            self.folder = Path(self.args.out, f"{name}-{n}")
+        self.folder.mkdir()
+        self.write_args()
 
     def write_args(self, **results):
         about = {"script": self.args.script, "headline": self.headline, **settings_of(self.args, NOT_LOGGED), **results}
@@ -963,11 +921,9 @@ class Run:
         up, down: how many numbers all clients sent and received; extra: further columns of the log."""
         losses = torch.stack(losses)
         if not losses.isfinite().all():
-            before = f". What was kept before it is in {self.folder}" if self.folder else ""
-            sys.exit(f"round {t}: a client's loss is not finite; lower --lr {self.args.lr:g} or a λ{before}")
+            sys.exit(f"round {t}: a client's loss is not finite; lower --lr {self.args.lr:g} or a λ")
         if self.folder is None:
-            self.folder = new_folder(self.args)
-            self.write_args()
+            self.make_folder()
 
         row = {"round": t}
         if scores:
@@ -976,8 +932,7 @@ class Run:
         for prediction, value in scores.items():
             row[f"acc_{prediction}"] = value
         row["loss"] = losses.mean().item()
-        row["up"] = int(up)
-        row["down"] = int(down)
+        row["up"], row["down"] = int(up), int(down)
         row["seconds"] = round(time.time() - self.began, 3)
         for name, value in extra.items():
             row[name] = float(value)
@@ -985,36 +940,31 @@ class Run:
         self.write_log()
 
         T = self.args.rounds
+        left = (T - t) * np.mean([row["seconds"] for row in self.rows]) / 60
         shown = [f"round {t:{len(str(T))}}/{T}"]
-        for prediction, value in scores.items():
-            shown.append(f"{prediction} {value:5.2f}")
+        shown += [f"{prediction} {value:5.2f}" for prediction, value in scores.items()]
         shown.append(f"loss {row['loss']:.4f}")
-        for name in extra:
-            shown.append(f"{name} {row[name]:.4g}")
-        shown.append(f"up {short(up)}  down {short(down)}  {row['seconds']:.2f} s")
-        seconds = np.mean([row["seconds"] for row in self.rows])
-        shown.append(f"left {seconds * (T - t) / 60:.1f} min")
+        shown += [f"{name} {row[name]:.4g}" for name in extra]
+        shown.append(f"up {short(up)}  down {short(down)}  {row['seconds']:.2f} s  left {left:.1f} min")
         show_progress("")
         print(*shown, sep="  ", flush=True)
 
     def write_log(self):
-        columns = max(self.rows, key=len)  # rounds that were not evaluated have fewer
         scratch = self.folder / "log.tmp"  # renamed when it is complete: a kill loses nothing
         with open(scratch, "w", newline="") as file:
-            writer = csv.DictWriter(file, columns)
+            writer = csv.DictWriter(file, max(self.rows, key=len))  # a round without evaluation has fewer columns
             writer.writeheader()
             writer.writerows(self.rows)
         scratch.replace(self.folder / "log.csv")
 
     def checkpoint(self, t, state):
-        """Every --checkpoint-every rounds, and after the last: write checkpoint.pt, to another file first, so that
-        there is always a complete one. state: as in `resume`."""
+        """Every --checkpoint-every rounds, and after the last: write checkpoint.pt. state: as in `resume`."""
         every = self.args.checkpoint_every
         if every == 0 or (t % every != 0 and t != self.args.rounds):
             return
         saved = {"script": self.args.script, "settings": settings_of(self.args, NOT_RESUMED), "rows": self.rows,
                  "state": state, "modules": [module.state_dict() for module in self.modules]}
-        scratch = self.folder / "checkpoint.tmp"
+        scratch = self.folder / "checkpoint.tmp"  # renamed, so that there is always a complete one
         torch.save(saved, scratch)
         scratch.replace(self.folder / "checkpoint.pt")
 
@@ -1042,18 +992,6 @@ def load_checkpoint(folder, script):
     return saved
 
 
-def new_folder(args):
-    """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added where that is taken."""
-    words = [args.script, args.dataset, args.name, f"s{args.seed}"]
-    name = "-".join(text for text in words if text)
-    folder, n = Path(args.out, name), 1
-    while folder.exists():
-        n += 1
-        folder = Path(args.out, f"{name}-{n}")
-    folder.mkdir(parents=True)
-    return folder
-
-
 def show_progress(text):
     """One line on the terminal, which the next overwrites; nothing where standard error is a file."""
     if sys.stderr.isatty():
@@ -1065,8 +1003,6 @@ def short(number):
     places = 2 if number >= 1000 else 0
     return EngFormatter(places=places)(float(number)).strip()
 
-
-# --- logs -----------------------------------------------------------------------------------------
 
 def read_log(folder):
     """A run's log.csv -> {column: an array with a number for each round}, nan in rounds that were not evaluated."""
@@ -1091,12 +1027,10 @@ def curve(log, column):
 
 
 def best_and_final(log, kind):
-    """-> best accuracy in %, its round, final accuracy in %. The best round is picked on validation images where there
-    are any, else on the test images."""
+    """-> best accuracy in %, its round, picked on validation images where there are any, and final accuracy in %."""
     rounds, scores = curve(log, f"acc_{kind}")
-    judged = scores
-    if "acc_validation" in log:
-        judged = curve(log, "acc_validation")[1]
+    judge = "acc_validation" if "acc_validation" in log else f"acc_{kind}"
+    _, judged = curve(log, judge)
     best = judged.argmax()
     return scores[best], rounds[best], scores[-1]
 
@@ -1130,40 +1064,34 @@ def summarize(run, baseline=None):
 
 matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25,
                             "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150})
+MARKERS = "o^DvPX<>ph8Hd" * 10  # for lines and groups, which differ without colours, too
 
 
 def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, tests=None, baseline=None):
-    """partition.png, curves.png and features.png; margins.png, too, where the server holds prototypes.
-
-    prototypes (G, D) of classes (G,): what the server holds; without `classes` there is one for each class. net, tests:
-    the global model and the server's test images by domain; without them every client has its own. baseline: as in
-    `summarize`."""
+    """partition.png, curves.png and features.png; margins.png, too, where the server holds prototypes (G, D).
+    classes (G,): the prototypes'; without it there is one for each class. net, tests: the global model and the server's
+    test images by domain; without them every client has its own. baseline: as in `summarize`."""
     if run.args.no_plots:
         return
-    show_progress("drawing pictures")
-    names = data.classes
     if prototypes is None:
         prototypes = torch.zeros(0, run.args.feature_dim)
     if classes is None:
         classes = torch.arange(len(prototypes), device=prototypes.device)
-    groups = {}
+    figures = {"partition": plot_partition(clients, data.classes)}
+    figures["curves"] = plot_curves(read_log(run.folder), baseline)
     if net is None:
-        for client in sorted(clients, key=lambda client: -len(client.test.y))[:6]:
-            groups[f"client {client.id} {client.domain}".strip()] = client.net, client.test
+        largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
+        groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
+        note = "a client with few classes forms islands, with guidance, too"
     else:
-        for name, images in tests.items():
-            groups[name] = net, images
-
-    figures = {"partition": plot_partition(clients, names), "curves": plot_curves(read_log(run.folder), baseline)}
-    figures["features"] = plot_features(groups, prototypes, classes, names, run.args.seed)
-    if net is None:
-        figures["features"].supxlabel("a client with few classes forms islands, with guidance, too", fontsize="medium")
+        groups = {name: (net, images) for name, images in tests.items()}
+        note = "a class with few points has few test images here"
+    figures["features"] = plot_features(groups, prototypes, classes, data.classes, run.args.seed, note)
     if len(prototypes):
-        figures["margins"] = plot_margins(clients, prototypes, classes, names)
+        figures["margins"] = plot_margins(clients, prototypes, classes, data.classes)
     for name, figure in figures.items():
         figure.suptitle(f"{run.folder.name}, {run.args.partition}, round {run.rows[-1]['round']}", fontsize="medium")
         figure.savefig(run.folder / f"{name}.png")
-    show_progress("")
 
 
 def label_ticks(axis, names):
@@ -1177,14 +1105,12 @@ def label_ticks(axis, names):
 def plot_partition(clients, names):
     """A dot's area is how many training images of a class a client has."""
     counts = np.stack([np.bincount(client.train.y.cpu(), minlength=len(names)) for client in clients])
-    K, C = counts.shape
     client, c = counts.nonzero()
-    figure = Figure(figsize=(max(6, 3 + min(12, K / 3)), 2 + min(9, C / 3)))
+    figure = Figure(figsize=(9, 6))
     axis = figure.subplots()
-    area = 400 * min(1, 10 / C) ** 2 / counts.max()
+    area = 4000 / max(10, len(names)) / counts.max()
     axis.scatter(client, c, s=area * counts[client, c], alpha=0.7)
-    axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class",
-             xlim=(-0.7, K - 0.3), ylim=(-0.7, C - 0.3))
+    axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class")
     label_ticks(axis.xaxis, [f"{client.id} {client.domain}".strip() for client in clients])
     label_ticks(axis.yaxis, names)
     return figure
@@ -1194,25 +1120,18 @@ def plot_curves(log, baseline=None):
     """Accuracy and losses over rounds. baseline: accuracy in % of the most frequent class."""
     figure = Figure(figsize=(11, 4.5))
     left, right = figure.subplots(1, 2)
-    scores = [column for column in log if column.startswith("acc_")]
-    for n, column in enumerate(scores):
-        left.plot(*curve(log, column), **line_style(n), label=column.removeprefix("acc_"))
+    for column in log:
+        if column.startswith("acc_"):
+            left.plot(*curve(log, column), marker=MARKERS[len(left.lines)], label=column.removeprefix("acc_"))
+        elif column.endswith("loss"):
+            right.plot(*curve(log, column), marker=MARKERS[len(right.lines)], label=column)
     if baseline is not None:
-        left.axhline(baseline, color="grey", linewidth=3, alpha=0.5, label="most frequent class")
-    right.plot(*curve(log, "loss"), marker=".", label="mean over clients")
-    if "server_loss" in log:
-        right.plot(*curve(log, "server_loss"), linestyle=":", marker=".", label="server")
+        left.axhline(baseline, color="grey", label="most frequent class")
     for axis, label in (left, "accuracy (%)"), (right, "loss"):
         axis.set(xlabel="round", ylabel=label)
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.legend()
     return figure
-
-
-def line_style(n):
-    """The n-th of many lines, which differ without colours, too."""
-    style = ("-", "--", "-.", ":")[n % 4]
-    return {"color": f"C{n % 10}", "linestyle": style, "marker": "os^Dv"[n % 5], "markersize": 4}
 
 
 def in_two_dimensions(z, seed):
@@ -1228,11 +1147,9 @@ def in_two_dimensions(z, seed):
     return tsne.fit_transform(z.numpy()), "t-SNE of features"
 
 
-def plot_features(groups, prototypes, classes, names, seed):
+def plot_features(groups, prototypes, classes, names, seed, note=""):
     """Features of test images in the plane: a colour for each class, a marker for each group, and stars for the
-    server's prototypes.
-
-    groups {client or domain: (net, Images)}; prototypes (G, D) of classes (G,)."""
+    server's prototypes (G, D) of classes (G,). groups {client or domain: (net, Images)}."""
     z, y, group = [], [], []
     for name, (net, images) in groups.items():
         index = generator(seed, "picture").permutation(len(images.y))[:math.ceil(900 / len(groups))]
@@ -1243,8 +1160,7 @@ def plot_features(groups, prototypes, classes, names, seed):
     y = torch.cat([*y, classes.cpu()]).numpy()
     group = np.array(group + ["server"] * len(classes))
 
-    markers = dict(zip(groups, "o^DvPX<>ph8Hd" * len(groups)))
-    markers["server"] = "*"
+    markers = {**dict(zip(groups, MARKERS)), "server": "*"}
     frequent = np.bincount(y).argsort(kind="stable")[::-1][:10]
     figure = Figure(figsize=(7.5, 5.6))
     axis = figure.subplots()
@@ -1256,7 +1172,7 @@ def plot_features(groups, prototypes, classes, names, seed):
             axis.scatter(x1, x2, size, f"C{n}", marker=marker, edgecolor=edge, alpha=0.7)
     for name, marker in markers.items():
         axis.scatter([], [], marker=marker, color="black", label=name)
-    axis.set(xticks=[], yticks=[], xlabel=f"{method}; a class with few points has few test images here")
+    axis.set(xticks=[], yticks=[], xlabel=f"{method}\n{note}")
     figure.legend(loc="outside right upper")
     return figure
 
@@ -1295,17 +1211,15 @@ def plot_margins(clients, prototypes, classes, names):
 # --- comparing runs -------------------------------------------------------------------------------
 
 def compare(folders):
-    """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png beside the
-    first folder.
-
+    """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png.
     Runs whose folders differ in the seed alone are one row: mean ± std. Where their settings differ, too, a line says
     which, and each run has a row."""
     found = {}  # {data set and partition: {folder without the seed: [(folder, settings, log)]}}
     for folder in map(Path, folders):
-        if (folder / "log.csv").exists() and (folder / "args.json").exists():
+        if (folder / "args.json").exists():
             log, about = read_log(folder), json.loads((folder / "args.json").read_text())
             name = re.sub(rf"-s{about['seed']}(-\d+)?$", "", str(folder))
-            if np.isfinite(log.get("accuracy", math.nan)).any():
+            if "accuracy" in log:
                 names = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
                 names.setdefault(name, []).append((folder, about, log))
     if not found:
@@ -1333,10 +1247,10 @@ def differences(settings):
     """In what runs with settings [{name: value}] differ, except for their seeds; and whether two have one seed."""
     differing = []
     for name in settings[0]:
-        values = [one.get(name) for one in settings]
-        if name == "seed" and len(set(values)) < len(values):
+        values = {str(one.get(name)) for one in settings}
+        if name == "seed" and len(values) < len(settings):
             differing.append("the same seed")
-        if name not in ("seed", "most_frequent_class") and any(value != values[0] for value in values):
+        if name not in ("seed", "most_frequent_class") and len(values) > 1:
             differing.append(f"other {name}")
     return differing
 
@@ -1376,11 +1290,11 @@ def plot_comparison(title, table):
             scores = np.stack([log[f"acc_{kind}"][:length] for log in logs])  # (seeds, rounds)
             seen = np.isfinite(scores).all(0).nonzero()[0]
             scores = scores[:, seen]
-            lines[label], = axis.plot(seen + 1, scores.mean(0), **line_style(n))
-            axis.fill_between(seen + 1, scores.min(0), scores.max(0), color=f"C{n % 10}", alpha=0.15)
+            lines[label], = axis.plot(seen + 1, scores.mean(0), color=f"C{n}", marker=MARKERS[n], markersize=4)
+            axis.fill_between(seen + 1, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
             usual = [about.get("most_frequent_class", math.nan) for about, _ in runs]
             if kind != "test" and np.isfinite(usual).all():
-                lines["most frequent class"] = axis.axhline(np.mean(usual), color="grey", linewidth=3, alpha=0.4)
+                lines["most frequent class"] = axis.axhline(np.mean(usual), color="grey")
     figure.suptitle(title)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)
     return figure
@@ -1395,7 +1309,7 @@ def fail(message):
 
 
 def number(kind, allows, words):
-    """A type for argparse: numbers of a kind (int, float) that a rule allows; words: the rule in words."""
+    """A type for argparse: values of a kind (int, float, str) that a rule allows; words: the rule in words."""
     def read(text):
         value = kind(text)
         if not allows(value):
@@ -1460,36 +1374,30 @@ def make_parser(description):
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument
     add("--clients", type=at_least(1), help="K, number of clients; where there is no number, one for each domain")
-    add("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N",
-        help="how many clients each domain has with --partition domain")
+    add("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N", help="clients of each domain")
     add = group.add_argument
     add("--participation", type=share, default=1.0, help="ρ, share of the clients in a round")
     add("--partition", choices=[*PARTITIONS, "domain"], default="dirichlet", help="how clients divide the images")
     add("--beta", type=positive, default=0.1, help="β of --partition dirichlet; the smaller, the more skewed")
-    add("--classes-per-client", type=at_least(1), default=2,
-        help="how many classes a client has with --partition pathological; in FedTGP 2 for cifar10 and fmnist, 10 for "
-             "cifar100 and flowers102, 20 for tinyimagenet")
+    add("--classes-per-client", type=at_least(1), default=2, help="a client's classes with --partition pathological")
     add("--missing", type=at_least(0), default=1, help="how many classes a client lacks with --partition missing")
     add("--dominant-share", type=share, default=0.46, help="share of the dominant class with --partition dominant")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--domain-fraction", type=share, help="share of its domain's training images that a client has with "
-                                              "--partition domain; else they are divided equally")
+    add("--domain-fraction", type=share, help="a client's share of its domain with --partition domain; else equal ones")
     add("--images-per-class", type=at_least(1), help="a client's images of each class with --partition domain")
 
     add = parser.add_argument_group("model").add_argument
     add("--model", choices=MODELS, default="cnn4", metavar="MODEL",
         help=f"an architecture or a group of them, dealt in turn: {', '.join(MODELS)}")
     add("--feature-dim", type=at_least(2, 65536), default=512, help="D, number of features, the size of a prototype")
-    add("--small-stem", action=argparse.BooleanOptionalAction, default=False,
-        help="ResNets begin with a 3x3 convolution instead of 7x7 and max-pooling")
+    add("--small-stem", action=argparse.BooleanOptionalAction, default=False, help="a 3x3 convolution begins ResNets")
 
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
     add("--local-epochs", type=at_least(1), default=1, help="E, a client's epochs in a round")
     add("--batch-size", type=at_least(1), default=10, help="B, images in a minibatch")
     add("--batches", choices=["all", "full", "fixed"], default="all",
-        help="all: every image is used; full: a last, smaller batch is dropped; fixed: as full, and images are never "
-             "shuffled")
+        help="full: a last, smaller batch is dropped; fixed: as full, and images are never shuffled")
     add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")
     add("--momentum", type=share_or_zero, default=0.0, help="momentum of SGD; its buffer starts empty in each round")
     add("--weight-decay", type=not_negative, default=0.0, help="weight decay of SGD")
@@ -1522,9 +1430,13 @@ def choose_device(name):
     return name
 
 
+EXCLUSIVE = {  # two ways to say one thing each: a flag that is typed replaces the other one's preset
+    "--clients": "domain_clients", "--domain-clients": "clients",
+    "--images-per-class": "domain_fraction", "--domain-fraction": "images_per_class"}
+
+
 def parse(script, description, settings, add_flags, words=None):
-    """Command line -> args: what is typed, over the settings of the data set or of the resumed run, over the parser's
-    defaults."""
+    """Command line -> args: what is typed, over the settings of the data set or resumed run, over the defaults."""
     words = sys.argv[1:] if words is None else words
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
@@ -1532,24 +1444,17 @@ def parse(script, description, settings, add_flags, words=None):
     # Read twice: first without --help, as --dataset, --data and --resume decide which settings hold; then with these.
     typed = {text.split("=")[0] for text in words}  # flags, and values of no interest
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
+    preset = settings.get(first.dataset, settings["default"])
     if first.resume:
         saved = load_checkpoint(first.resume, script)
-        preset = dict(saved["settings"])
-    elif first.dataset in settings:
-        preset = dict(settings[first.dataset])
-    elif "domains" in settings and len(domain_folders(Path(first.data, first.dataset))) > 1:
-        preset = dict(settings["domains"])
-    else:
-        preset = dict(settings["default"])
-    if "--clients" in typed:  # of two ways to say one thing, what is typed replaces the preset's
-        preset["domain_clients"] = None
-    if "--domain-clients" in typed:
-        preset["clients"] = None
-    if "--images-per-class" in typed:
-        preset["domain_fraction"] = None
-    if "--domain-fraction" in typed:
-        preset["images_per_class"] = None
+        preset = saved["settings"]
+    elif first.dataset not in settings and "domains" in settings:
+        if len(domain_folders(Path(first.data, first.dataset))) > 1:
+            preset = settings["domains"]
     parser.set_defaults(script=script, **preset)
+    for flag, other in EXCLUSIVE.items():
+        if flag in typed:
+            parser.set_defaults(**{other: None})
     args = parser.parse_args(words)
 
     for flag, partition in PARTITION_OF.items():
@@ -1570,7 +1475,6 @@ def parse(script, description, settings, add_flags, words=None):
 
 def run_script(script, description, main, settings, add_flags, words=None):
     """Call main(args) once for each seed of --trials.
-
     settings: {dataset: {flag: value}}, with "default" for data sets that are not named, and "domains" for image
     folders with several domains; add_flags(group): adds the method's own flags."""
     for stream in (sys.stdout, sys.stderr):
