@@ -876,7 +876,8 @@ class Run:
         self.modules = modules
         self.rows = []  # of log.csv
         self.folder = Path(args.resume) if args.resume else None  # made when a round has ended; not for a failed start
-        Path(args.out).mkdir(parents=True, exist_ok=True)  # fails now, not after the first round
+        if not args.resume:
+            check_writable(args.out)  # now, not after the first round
         Run.latest = self
 
     def make_folder(self):
@@ -969,6 +970,15 @@ class Run:
         scratch.replace(self.folder / "checkpoint.pt")
 
 
+def check_writable(folder):
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--out {folder}: cannot be made ({error.strerror})")
+    if not os.access(folder, os.W_OK):
+        fail(f"--out {folder}: cannot be written to")
+
+
 NOT_RESUMED = ["script", "device", "trials", "out", "name", "resume", "no_plots"]  # each start has its own
 NOT_LOGGED = [*NOT_RESUMED, "data", "workers", "checkpoint_every"]  # they decide no number
 
@@ -1046,14 +1056,15 @@ def summarize(run, baseline=None):
     -> {"best by ...": %, "final by ...": %} of each prediction."""
     log, results = read_log(run.folder), {}
     if baseline is not None:
-        print(f"answering each client's most frequent class: {baseline:.2f} %")
+        print(f"answering each client's most frequent class: {baseline:.2f} %; in brackets the lead over it")
         run.write_args(most_frequent_class=baseline)
     images = "validation" if "acc_validation" in log else "test"
     for kind in predictions(log):
         best, t, final = best_and_final(log, kind)
         results[f"best by {kind}"] = best
         results[f"final by {kind}"] = final
-        print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {t} (picked on {images} images)")
+        lead = "" if baseline is None else f" ({final - baseline:+.2f})"
+        print(f"by {kind}: final {final:.2f} %{lead}, best {best:.2f} % in round {t} (picked on {images} images)")
     up, down, seconds = log["up"].sum(), log["down"].sum(), log["seconds"].sum()
     print(f"traffic: {short(up)} numbers up, {short(down)} down; {seconds:.0f} s in all")
     print(f"everything is in {run.folder}")
@@ -1082,7 +1093,9 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
-        note = "a client with few classes forms islands, with guidance, too"
+        note = f"{len(groups)} of {len(clients)} clients"
+        if run.args.partition != "domain":
+            note += "; a client with few classes forms islands, with guidance, too"
     else:
         groups = {name: (net, images) for name, images in tests.items()}
         note = "a class with few points has few test images here"
@@ -1170,6 +1183,9 @@ def plot_features(groups, prototypes, classes, names, seed, note=""):
             size, edge = (180, "black") if name == "server" else (16, "none")
             x1, x2 = points[(y == c) & (group == name)].T
             axis.scatter(x1, x2, size, f"C{n}", marker=marker, edgecolor=edge, alpha=0.7)
+            if name == "server" and len(classes) <= len(names):
+                for point in zip(x1, x2):  # a star with its class, for those who see no colours
+                    axis.annotate(names[c], point, (7, 5), textcoords="offset points")
     for name, marker in markers.items():
         axis.scatter([], [], marker=marker, color="black", label=name)
     axis.set(xticks=[], yticks=[], xlabel=f"{method}\n{note}")
@@ -1219,6 +1235,7 @@ def compare(folders):
         if (folder / "args.json").exists():
             log, about = read_log(folder), json.loads((folder / "args.json").read_text())
             name = re.sub(rf"-s{about['seed']}(-\d+)?$", "", str(folder))
+            about["number of rounds"] = len(log["round"])  # a run that has not ended enters no mean
             if "accuracy" in log:
                 names = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
                 names.setdefault(name, []).append((folder, about, log))
@@ -1331,11 +1348,13 @@ def at_least(low, high=10**9):
 
 
 def dataset_name(text):
-    """A type for argparse: "CIFAR-10" -> "cifar10", and so all names of torchvision; other words stay."""
+    """A type for argparse: "CIFAR-10" -> "cifar10", and so all names that have settings; other words stay."""
     plain = re.sub("[-_]", "", text).lower()
     for name, class_name in TORCHVISION.items():
-        if plain in (name, class_name.lower()):
+        if plain == class_name.lower():
             return name
+    if plain in {*TORCHVISION, *PIXELS, "glyphs", "digits", "cinic10"}:
+        return plain
     return word(text)
 
 
@@ -1485,10 +1504,11 @@ def run_script(script, description, main, settings, add_flags, words=None):
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
         args.seed = seed
+        Run.latest = None
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            folder = Run.latest.folder if Run.latest else None
+            folder = Run.latest.folder if Run.latest else Path(args.resume or "nowhere")
             if folder and (folder / "checkpoint.pt").exists():
                 sys.exit(f"\nstopped by Ctrl-C; --resume {folder} goes on from the last checkpoint")
             sys.exit("\nstopped by Ctrl-C, without a checkpoint to go on from")
