@@ -199,3 +199,24 @@ def test_cluster_quality_is_of_the_classes(seed, monkeypatch):
     nmi, silhouette = map(float, re.findall(r"-?\d\.\d+", line))
     assert silhouette == pytest.approx(np.mean(silhouettes), abs=6e-4)
     assert nmi == pytest.approx(information / np.mean(entropies), abs=6e-4)
+
+
+def test_each_purpose_has_numbers_of_its_own():
+    """Catches: --seed alone deciding what torch draws: the server's first vectors would be those of a client's first
+    layer."""
+    drawn = []
+    for seed, purpose in ((0, "server"), (0, "server"), (0, "anchors"), (1, "server")):
+        with common.seeded(seed, purpose):
+            drawn.append(torch.randn(4).tolist())
+    assert drawn[0] == drawn[1] and drawn[2] != drawn[0] != drawn[3] != drawn[2]
+
+
+def test_the_images_of_cluster_quality_are_drawn_by_the_seed(monkeypatch):
+    """Catches: the same 2,000 test images for every seed."""
+    pytest.importorskip("sklearn")
+    drawn = []
+    monkeypatch.setattr(fedfm, "extract", lambda net, x: drawn.append(x.flatten().tolist()) or x[:, :, 0, 0])
+    images = common.Images(torch.arange(2100.0).view(-1, 1, 1, 1), torch.arange(2100) % 2)
+    for seed in (0, 0, 1):
+        fedfm.cluster_quality(SimpleNamespace(classes=2), {"set": images}, seed)
+    assert len(set(drawn[0])) == 2000 and drawn[0] == drawn[1] and set(drawn[0]) != set(drawn[2])

@@ -158,3 +158,12 @@ def test_without_the_sphere_features_keep_their_length():
     torch.testing.assert_close(on_sphere.norm(dim=1), torch.ones(5))
     assert free.norm(dim=1).max() < 0.9 or free.norm(dim=1).min() > 1.1
     torch.testing.assert_close(free / free.norm(dim=1, keepdim=True), on_sphere)
+
+
+def test_the_weights_of_fedlsa_are_drawn_by_the_seed():
+    """Catches: the same first weights for every seed; torch's own generator moved on by a model."""
+    state = torch.get_rng_state()
+    one, again, other = [net("cnn4", net_class=fedlsa.SphereNet, feature_dim=16, seed=seed) for seed in (0, 0, 1)]
+    assert equal(one, again) and torch.equal(torch.get_rng_state(), state)
+    for a, b in zip(one.parameters(), other.parameters()):
+        assert not torch.equal(a, b)

@@ -176,3 +176,11 @@ def test_a_domain_that_does_not_divide_evenly(n, clients):
     y = np.zeros(n, int)
     sizes = [len(part) for part in split(y, y, partition="domain", domain_clients={"a": clients})]
     assert sum(sizes) == n and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("n, clients, batch_size, least", [(800, 20, 10, 10), (3000, 10, 10, 20), (3000, 10, 64, 75),
+                                                           (100, 40, 10, 2)])
+def test_the_least_that_a_client_gets(n, clients, batch_size, least):
+    """Catches: half of an equal share, or one batch: Dirichlet's divisions would be drawn again more or less often."""
+    args = SimpleNamespace(clients=clients, batch_size=batch_size)
+    assert common.fewest_images(np.zeros(n), args) == least

@@ -146,3 +146,10 @@ def test_published_logs_are_read(tmp_path, capsys):
         about = json.loads((folder / "args.json").read_text())
         assert (tmp_path / f"compare-{about['dataset']}-{about['partition']}.png").exists()
     assert "±" in out
+
+
+def test_the_lead_is_that_of_the_final_accuracy(capsys):
+    """Catches: the lead of the best round."""
+    a_log = {"round": np.arange(1, 4), "acc_classifier": np.array([50.0, 80.0, 60.0])}
+    common.print_row("mine", [({"seed": 0, "most_frequent_class": 35.0}, a_log)])
+    assert table(capsys.readouterr().out) == [["mine", "0", "own", "classifier", "80.00", "60.00", "25.00", "3"]]
