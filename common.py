@@ -1219,7 +1219,7 @@ def plot_margins(clients, prototypes, classes, names):
     axis.plot(np.ma.masked_invalid(margins(prototypes, classes, C)), "*", markersize=12, label="server")
     axis.axhline(0, color="grey")
     label_ticks(axis.xaxis, names)
-    axis.set(xlabel="class", ylabel="distance to the nearest other class\n(higher: better separated)")
+    axis.set(xlabel="class", ylabel="distance of class means, and of the server's\nvectors, to the nearest other class")
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
