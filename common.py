@@ -392,7 +392,9 @@ def build_extractor(name, pixels, small_stem):
             layers += [nn.Conv2d(channels, outputs, 5), nn.MaxPool2d(2), nn.ReLU()]
             channels = outputs
             size = (size - 4) // 2
-        return nn.Sequential(*layers, nn.Flatten(), *fully_connected([channels * size * size, *widths]))
+        layers.append(nn.Flatten())
+        layers += fully_connected([channels * size * size, *widths])
+        return nn.Sequential(*layers)
     if name in SMALL_RESNETS:  # a ResNet cut to fewer stages
         net = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1])
         for stage in range(SMALL_RESNETS[name] + 1, 5):
@@ -1135,9 +1137,11 @@ def plot_curves(log, baseline=None):
     left, right = figure.subplots(1, 2)
     for column in log:
         if column.startswith("acc_"):
-            left.plot(*curve(log, column), marker=MARKERS[len(left.lines)], label=column.removeprefix("acc_"))
+            marker = MARKERS[len(left.lines)]
+            left.plot(*curve(log, column), marker=marker, label=column.removeprefix("acc_"))
         elif column.endswith("loss"):
-            right.plot(*curve(log, column), marker=MARKERS[len(right.lines)], label=column)
+            marker = MARKERS[len(right.lines)]
+            right.plot(*curve(log, column), marker=marker, label=column)
     if baseline is not None:
         left.axhline(baseline, color="grey", label="most frequent class")
     for axis, label in (left, "accuracy (%)"), (right, "loss"):

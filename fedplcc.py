@@ -142,8 +142,8 @@ def local_loss(net, x, y, prototypes, args):
 
 
 def mean_over(seen, losses):
-    """The mean of losses (B,) over the samples that `seen` (B,) marks, 0 if there are none. Other losses may be infinite
-    or nan; they are dropped."""
+    """The mean of losses (B,) over the samples that `seen` (B,) marks, 0 if there are none. Other losses are dropped;
+    they may be infinite or nan."""
     return losses.masked_fill(~seen, 0).sum() / seen.sum().clamp(min=1)
 
 

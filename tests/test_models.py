@@ -12,7 +12,8 @@ import common, fedlsa
 
 def net(model, client=0, net_class=common.Net, pixels=32, classes=10, **other):
     """A client's model for images of this size."""
-    args = SimpleNamespace(**{**dict(model=model, feature_dim=512, small_stem=False, seed=0, device="cpu", no_sphere=False), **other})
+    defaults = dict(model=model, feature_dim=512, small_stem=False, seed=0, device="cpu", no_sphere=False)
+    args = SimpleNamespace(**{**defaults, **other})
     nothing = torch.zeros(0)
     data = common.Dataset(torch.zeros(1, 3, pixels, pixels).byte(), nothing, nothing, nothing, [""] * classes, [""])
     if net_class is fedlsa.SphereNet:

@@ -17,7 +17,8 @@ from readme import commands, seventh_method
 GITHUB = ROOT / ".github"
 PATCHES = GITHUB / "results" / "cifar10-device" / "patches"
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [
-    ROOT / "README.md", *sorted(GITHUB.glob("*.md")), *sorted(GITHUB.glob("papers/*.md")), *sorted(GITHUB.glob("class/*.md")),
+    ROOT / "README.md", *sorted(GITHUB.glob("*.md")), *sorted(GITHUB.glob("papers/*.md")),
+    *sorted(GITHUB.glob("class/*.md")),
     *sorted(GITHUB.glob("results/**/*.md"))]}
 PAPERS = {script: PAGES.get(f".github/papers/{script}.md", "") for script in SMALL}
 EQUATIONS = {"fedproto": 4, "fedtgp": 11, "fedsa": 10, "fedlsa": 10, "fedplcc": 11, "fedfm": 11}
@@ -144,7 +145,8 @@ def test_published_rows_have_the_settings_that_the_papers_name(script):
         if script in ("fedproto", "fedtgp", "fedsa"):
             assert (args.batch_size, args.lr, args.momentum, args.beta) == (10, 0.01, 0, 0.1)
             assert (args.clients, args.participation) in [(20, 1), (100, 0.1), (50, 0.5), (100, 0.5)]
-            assert (args.local_epochs, args.rounds) in [(1, 1000), (5, 500), (10, 200), (5, 1000), (10, 1000), (20, 1000)]
+            epochs_and_rounds = [(1, 1000), (5, 500), (10, 200), (5, 1000), (10, 1000), (20, 1000)]
+            assert (args.local_epochs, args.rounds) in epochs_and_rounds
             if args.partition == "pathological":
                 classes = {"cifar10": 2, "fmnist": 2, "cifar100": 10, "flowers102": 10, "tinyimagenet": 20}
                 assert args.classes_per_client == classes[args.dataset]

@@ -69,7 +69,8 @@ def test_a_resumed_run_can_have_more_rounds(script, run):
 def test_a_resumed_run_knows_where_its_images_are(run, tmp_path):
     """--data, --workers and --checkpoint-every as in a new run: no data, another speed, no further checkpoint."""
     for n in range(40):
-        picture(tmp_path / "images" / "set" / ("train" if n % 5 else "test") / str(n % 2) / f"{n}.png", (n, 99 * (n % 2), 0))
+        part = "train" if n % 5 else "test"
+        picture(tmp_path / "images" / "set" / part / str(n % 2) / f"{n}.png", (n, 99 * (n % 2), 0))
     words = "--dataset set --model cnn4 --clients 2 --image-size 16 --no-plots --workers 1 --checkpoint-every 2"
     folder = run("fedproto", words, "--rounds 2 --data", tmp_path / "images").folder
     args = arguments("fedproto", "--resume", folder)

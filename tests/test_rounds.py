@@ -763,7 +763,11 @@ def test_no_image_is_where_it_must_not_be(script, how, play):
     """Catches: an image in two clients' training sets, in a training and a test set, or the server's test images (or
     the validation images) in training; two clients with one model."""
     data = dataset([[20] * C, [14] * C], [[7] * C, [9] * C])._replace(domains=["plain", "thin"])
-    words = "--partition " + how + " --clients 3" * ("domain-clients" not in how) + " --validation 0.25" * (script == "fedfm")
+    words = f"--partition {how}"
+    if "domain-clients" not in how:
+        words += " --clients 3"
+    if script == "fedfm":
+        words += " --validation 0.25"
     story = play(script, words, 1, None, data)
     clients = [story.clients[i] for i in range(3)]
     training = [names(c.train.x) for c in clients]
