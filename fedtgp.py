@@ -2,7 +2,7 @@
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
 Clients differ in images and architecture. So the averages of their prototypes lie closer together than the prototypes
-of the client that separates its classes best ("margin shrink"). Here the server *learns* the global prototypes. Each is
+of the client that separates a class best ("margin shrink"). Here the server *learns* the global prototypes. Each is
 the output of a small network on a trainable vector. It is drawn to the uploaded prototypes of its class and pushed from
 those of all other classes, with a margin: the largest distance between two classes' mean uploads, at most τ = 100.
 
@@ -20,16 +20,16 @@ server in each, 20 clients, all in each round.
 What we changed. The effects on accuracy are not measured:
   * Eq. 11 has the distance of a class's mean to its prototype. We take the mean distance of its samples.
   * Eq. 10 is a sum over uploads. We take the mean over a batch of them, so a step is smaller.
-  * All clients have a small CNN (cnn4, as in FedSA's Table 1). The paper mixes eight architectures: --model htfe8.
+  * On CIFAR all clients have a small CNN (cnn4, as in FedSA's Table 1). The paper mixes eight: --model htfe8.
 Left open in the paper, and our choice:
   * Equal architectures start from equal weights. In FedProto, with the flags of the last command, this brings 39 points
     by prototype and none by classifier (CIFAR-10 (JPEG), round 100, seed 0).
-Without guidance a seed moves accuracy by 3 points. So compare leads over the most frequent class, which a run prints.
-Watch server_loss: the authors expect a jump in accuracy when it comes near 0 (0.001 on 100 classes). While the margin
-of Eq. 9 is below τ, it cannot (proof on the page). Their code has a smaller margin: --margin-rule nearest.
+A seed moves accuracy by 3 points, and the lead over the most frequent class, too: compare runs of equal seeds.
+Watch server_loss: in their issue 2 the authors expect a jump in accuracy when it nears 0 (0.001 on 100 classes).
+While Eq. 9's margin is below τ, no fixed prototypes give that (proof on the page). Theirs: --margin-rule nearest.
 Outcome: FedSA's Table 1 has FedTGP 0.5 points above FedProto in the setting of the last command. An earlier version of
-this script, which sent no prototypes in round 1, is 1.4 below it (best rounds by prototype, three seeds). In the
-paper's Table 1 (practical) it is 6.1 (CIFAR-10) and 10.6 (CIFAR-100) above it. More: .github/papers/fedtgp.md.
+this script, which sent no prototypes in round 1, is 1.4 below our FedProto (best rounds by prototype, three seeds).
+In the paper's Table 1 (practical) FedTGP leads by 6.1 (CIFAR-10) and 10.6 (CIFAR-100). More: .github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in glyphs, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                        Table 1, practical
@@ -63,7 +63,7 @@ def main(args):
 
     # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="prototype", modules=[client.net for client in clients] + [prototype_net])
-    run.resume(())                                                    # the models are all that lasts
+    run.resume(())                                                    # with --resume: loads all modules
     prototypes = prototype_net().detach()                             # (C, D)
 
     for t in run.rounds():
@@ -123,8 +123,9 @@ def local_loss(net, x, y, prototypes, args):
 def prototype_distance(z, y, prototypes, distance="euclidean"):
     """Second term of Eq. 11: the mean of φ(z_b, P̂^{y_b}) over the batch.
 
-    In the paper φ compares a client's class mean with the prototype. We take each sample instead: mean_b φ(z_b, P̂) is
-    at least φ(mean_b z_b, P̂). A class weighs as much as it has samples; in the paper all weigh alike.
+    In the paper φ compares a client's class mean with the prototype. We take each sample instead. For one class
+    mean_b φ(z_b, P̂) is at least φ(mean_b z_b, P̂). A class weighs as much as it has samples; in the paper all weigh
+    alike.
     z (B, D), y (B,), prototypes (C, D) -> scalar."""
     difference = z - prototypes[y]
     if distance == "euclidean":
@@ -158,8 +159,8 @@ def server_update(prototype_net, local, owned, margin, t, args):
     """Train the GlobalPrototypes on this round's uploads (Eqs. 5 and 10) for S epochs -> P̂ (C, D), mean loss of the
     last epoch.
 
-    In the paper Eq. 10 is a sum over uploads; we take the mean over a batch, as their code does. The learning rate and
-    the batch size are the clients'.
+    In the paper Eq. 10 is a sum over uploads; we take the mean over a batch, as their code does. Plain SGD;
+    learning rate and batch size are the clients'. A single last upload joins the batch before.
     local (K, C, D), owned (K, C) bool."""
     p = local[owned]                                                  # (n, D) the uploaded prototypes
     _, labels = owned.nonzero(as_tuple=True)                          # (n,) their classes, in the same order
