@@ -129,7 +129,7 @@ def client_update(client, prototypes, t, args):
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eq. 4 as a mean over a batch. x (B, 3, height, width) uint8, which the net scales; y (B,) -> scalar."""
+    """Eq. 4 as a mean over a batch; in the paper Eq. 5 is a sum. x (B, 3, height, width) uint8, y (B,) -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)                                  # Eq. 5
 
