@@ -122,7 +122,8 @@ def for_each_client(function, clients, *arguments, workers):
 
     on_cpu = clients[0].train.y.device.type == "cpu"
     threads = (workers or os.cpu_count()) if on_cpu else 1
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))  # it holds for one thread
+    # each worker thread computes on one core
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     jobs = {}
     try:
         for client in sorted(clients, key=lambda client: -len(client.train.y)):  # largest first: no wait at the end
@@ -935,7 +936,8 @@ class Run:
         for prediction, value in scores.items():
             row[f"acc_{prediction}"] = value
         row["loss"] = losses.mean().item()
-        row["up"], row["down"] = int(up), int(down)
+        row["up"] = int(up)
+        row["down"] = int(down)
         row["seconds"] = round(time.time() - self.began, 3)
         for name, value in extra.items():
             row[name] = float(value)

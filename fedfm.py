@@ -29,7 +29,7 @@ What we changed:
     anchors of length 5 make the gradient of the matching 5 times larger where all cosines are equal.
   * A client sends means and counts of its own classes only: C_k · (D + 1) numbers. The paper counts C · D, all C means,
     and leaves out the class counts that it sends.
-What the paper leaves open:
+Left open in the paper, and our choice:
   * It tunes λ and T_s, perhaps for each row. Ours are its "generally" better 50 and 20, but T_s = 0 on domains.
   * Its s is a softmax already. We read L_CE(s, c) as −log s_c. With ten classes a second softmax would keep the loss
     above 1.46, and make the gradient ten times smaller where all cosines are equal.

@@ -21,7 +21,7 @@ What we changed:
   * Anchors have length 1, as Eq. 6 needs. Otherwise Eq. 4 has no lower bound: as printed, with our SGD, the server's
     loss is not finite any more after 382 steps (values for digits) or 101 (office). The price: in round 1 L_ACE falls
     from ln 10 = 2.30 to 1.77 only.
-Left open in the paper (we lack its supplement), and our choice:
+Left open in the paper, and our choice (we lack its supplement):
   * A client's share of its domain: 1 % for digits, 20 % for office, as in the code of FPL (CVPR 2023), whose data the
     paper seems to share. 30 % for PACS is a guess. Office and PACS: 3, 3, 2, 2 clients, in alphabetical order.
   * α, λ and τ: digits 0.02, 0.1, 0.1; office and PACS 0.4, 0.7, 0.2.

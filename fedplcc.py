@@ -21,10 +21,11 @@ One round (counts are of one participant k; D features, J_k clusters at k, G at 
 Ten classes, about 300 images a client (DomainNet: 400), E = 10 epochs, η = 0.01, momentum 0.9, T = 50 rounds (office:
 100), φ = 0.5, τ = 0.07, α = 0.5, λ2 = 10 λ1, λ1 = 100 (Digit-5), 20 (Office-10) or 1 (DomainNet).
 
-What the paper leaves open. What each point does to accuracy is not known:
+What we changed. What this and the points below do to accuracy is not measured:
   * Eq. 5 is a sum over images, Eqs. 6 and 8 stand for one image. All three are means over the batch here. If the paper
     sums Eq. 5 over B images and averages the others, its run is this, all batches of B images (--batches full):
     --lam-contra λ1/B --lam-corr λ2/B --lr B·lr --weight-decay wd/B
+Left open in the paper, and our choice:
   * E: "E = 10 iterations" in Section IV, epochs in Table I. We train 10 epochs, about 100 steps of 32 images.
   * Batch size, image size, ResNet10's first layer: ours are 32, 64 pixels, 7x7 with stride 2.
   * Which of FINCH's partitions, and how to average in a cluster. Ours: the last with several clusters, by sizes.

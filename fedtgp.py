@@ -63,7 +63,7 @@ def main(args):
 
     # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
     run = Run(args, headline="prototype", modules=[client.net for client in clients] + [prototype_net])
-    run.resume(())                                                    # with --resume: loads all modules
+    run.resume(())                                                    # with --resume: the models of the checkpoint
     prototypes = prototype_net().detach()                             # (C, D)
 
     for t in run.rounds():
