@@ -17,7 +17,6 @@ import json
 import math
 import os
 import re
-import shutil
 import sys
 import time
 import zlib
@@ -725,16 +724,12 @@ def download(name, folder, size):
         options = [{"split": "train"}, {"split": "test"}]
     else:
         options = [{"train": True}, {"train": False}]
-    new = [place for place in (root, root.parent) if not place.exists()]
     cache = root / f"{name}-{size}px.pt"
     if not cache.exists():
         print(f"no folder {folder}; downloading {name} to {root} ...", flush=True)
     try:
         parts = [dataset_class(root, download=True, **option) for option in options]
     except Exception as error:
-        for place in new:  # folders without a file do not stay
-            if not any(path.is_file() for path in place.rglob("*")):
-                shutil.rmtree(place, ignore_errors=True)
         exit_without_data(folder, f"not there, and the download failed; no internet? ({' '.join(str(error).split())})")
 
     names = [f"image {i} of {name}" for i in range(sum(map(len, parts)))]
@@ -866,21 +861,19 @@ class Run:
       * `modules` lists every model that lasts over rounds: the clients' own, the global one, the server's.
       * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round. Pass () if there
         are none. What each client keeps is a row of one tensor, found by client.id.
-      * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}, and `headline` names the one
-        that comes first. Tables and figures show the predictions "classifier", "prototype", "anchor" and "test".
+      * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}. Tables and figures show the
+        predictions "classifier", "prototype", "anchor" and "test".
     All settings of fedlsa, fedplcc and fedfm have momentum 0.9, and so have the others' for glyphs. A method that
     counts on plain SGD steps, as SCAFFOLD does, sets it to 0."""
 
     latest = None  # the run that began last; Ctrl-C asks for its folder
 
-    def __init__(self, args, headline, modules):
+    def __init__(self, args, modules):
         self.args = args
-        self.headline = headline
         self.modules = modules
         self.rows = []  # of log.csv
         self.folder = Path(args.resume) if args.resume else None  # made when a round has ended; not for a failed start
-        if not args.resume:
-            check_writable(args.out)  # now, not after the first round
+        Path(args.out).mkdir(parents=True, exist_ok=True)  # now, not after the first round
         Run.latest = self
 
     def make_folder(self):
@@ -895,7 +888,7 @@ class Run:
         self.write_args()
 
     def write_args(self, **results):
-        about = {"script": self.args.script, "headline": self.headline, **settings_of(self.args, NOT_LOGGED), **results}
+        about = {"script": self.args.script, **settings_of(self.args, NOT_LOGGED), **results}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
 
     def resume(self, state):
@@ -930,9 +923,6 @@ class Run:
             self.make_folder()
 
         row = {"round": t}
-        if scores:
-            row["accuracy"] = scores[self.headline]
-            scores = {self.headline: scores[self.headline], **scores}  # the headline first
         for prediction, value in scores.items():
             row[f"acc_{prediction}"] = value
         row["loss"] = losses.mean().item()
@@ -974,15 +964,6 @@ class Run:
         scratch.replace(self.folder / "checkpoint.pt")
 
 
-def check_writable(folder):
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fail(f"--out {folder}: cannot be made ({error.strerror})")
-    if not os.access(folder, os.W_OK):
-        fail(f"--out {folder}: cannot be written to")
-
-
 NOT_RESUMED = ["script", "device", "trials", "out", "name", "resume", "no_plots"]  # each start has its own
 NOT_LOGGED = [*NOT_RESUMED, "data", "workers", "checkpoint_every"]  # they decide no number
 
@@ -1020,12 +1001,9 @@ def short(number):
 
 def read_log(folder):
     """A run's log.csv -> {column: an array with a number for each round}, nan in rounds that were not evaluated."""
-    with open(Path(folder, "log.csv"), newline="") as file:
-        rows = list(csv.DictReader(file))
-    log = {}
-    for name in rows[0]:
-        log[name] = np.array([float(row[name] or "nan") for row in rows])
-    return log
+    path = Path(folder, "log.csv")
+    table = np.genfromtxt(path, delimiter=",", names=True, deletechars="", encoding="utf-8")
+    return {name: np.atleast_1d(table[name]) for name in table.dtype.names}
 
 
 def predictions(*logs):
@@ -1236,26 +1214,26 @@ def compare(folders):
     """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png.
     Runs whose folders differ in the seed alone are one row: mean ± std. Where their settings differ, too, a line says
     which, and each run has a row."""
-    found = {}  # {data set and partition: {folder without the seed: [(folder, settings, log)]}}
+    found = {}  # {data set and partition: {folder without the seed: [(settings, log)]}}
     for folder in map(Path, folders):
-        if (folder / "args.json").exists():
-            log, about = read_log(folder), json.loads((folder / "args.json").read_text())
-            name = re.sub(rf"-s{about['seed']}(-\d+)?$", "", str(folder))
-            about["number of rounds"] = len(log["round"])  # a run that has not ended enters no mean
-            if "accuracy" in log:
-                names = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
-                names.setdefault(name, []).append((folder, about, log))
+        if not (folder / "args.json").exists():
+            continue
+        about, log = json.loads((folder / "args.json").read_text()), read_log(folder)
+        about["number of rounds"] = len(log["round"])  # a run that has not ended enters no mean
+        label = str(folder).removesuffix(f"-s{about['seed']}")
+        table = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
+        table.setdefault(label, []).append((about, log))
     if not found:
         fail("no run folders given; try: python common.py runs/*")
 
-    for setting, names in found.items():
-        table = {}  # {label of a row: [(settings, log)]}
-        for name, runs in names.items():
-            differing = differences([about for _, about, _ in runs])
+    for setting, table in found.items():
+        for label, runs in list(table.items()):
+            differing = differences([about for about, _ in runs])
             if differing:
-                print(f"{name}: no mean, as these runs have {' and '.join(differing)}")
-            for folder, about, log in runs:
-                table.setdefault(str(folder) if differing else name, []).append((about, log))
+                print(f"{label}: no mean, as these runs differ in {', '.join(differing)}")
+                del table[label]
+                for about, log in runs:
+                    table[f"{label}-s{about['seed']}"] = [(about, log)]
         print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images;\n"
               "lead: of the final accuracy over answering each client's most frequent class")
         print("| run | seeds | models | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|---|")
@@ -1267,15 +1245,10 @@ def compare(folders):
 
 
 def differences(settings):
-    """In what runs with settings [{name: value}] differ, except for their seeds; and whether two have one seed."""
-    differing = []
-    for name in settings[0]:
-        values = {str(one.get(name)) for one in settings}
-        if name == "seed" and len(values) < len(settings):
-            differing.append("the same seed")
-        if name not in ("seed", "most_frequent_class") and len(values) > 1:
-            differing.append(f"other {name}")
-    return differing
+    """In what runs with settings [{name: value}] differ, except for their seeds."""
+    ignored = ["seed", "most_frequent_class"]
+    return [name for name, value in settings[0].items()
+            if name not in ignored and any(one.get(name) != value for one in settings)]
 
 
 def print_row(label, runs):
@@ -1354,14 +1327,9 @@ def at_least(low, high=10**9):
 
 
 def dataset_name(text):
-    """A type for argparse: "CIFAR-10" -> "cifar10", and so all names that have settings; other words stay."""
+    """A type for argparse: "CIFAR-10" -> "cifar10"; names that torchvision does not know stay as they are."""
     plain = re.sub("[-_]", "", text).lower()
-    for name, class_name in TORCHVISION.items():
-        if plain == class_name.lower():
-            return name
-    if plain in {*TORCHVISION, *PIXELS, "glyphs", "digits", "cinic10"}:
-        return plain
-    return word(text)
+    return plain if plain in TORCHVISION else word(text)
 
 
 def domain_clients(text):
@@ -1375,18 +1343,10 @@ def domain_clients(text):
     return numbers
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a flag's default, unless there is none."""
-
-    def _get_help_string(self, action):
-        if action.default is None or action.default is False or action.default == "":
-            return action.help
-        return super()._get_help_string(action)
-
-
 def make_parser(description):
     """The flags that all scripts share."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=HelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.error = fail
 
     add = parser.add_argument_group("data").add_argument

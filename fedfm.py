@@ -77,8 +77,7 @@ def main(args):
     modules = [net]
     if args.lite:                                                     # clients keep their models between exchanges
         modules += [client.net for client in clients]
-    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
-    run = Run(args, headline="test", modules=modules)
+    run = Run(args, modules=modules)                                  # modules: the models that a checkpoint keeps
     anchors = torch.zeros(C, D, device=args.device)
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # which classes have an anchor
     anchors, known = run.resume((anchors, known))                     # with --resume: those of the checkpoint

@@ -64,8 +64,7 @@ def main(args):
     with seeded(args.seed, "server"):
         anchor_net = AnchorNet(C, net.projector.in_features, L).to(args.device)            # lasts over the rounds
 
-    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
-    run = Run(args, headline="test", modules=[net, anchor_net])
+    run = Run(args, modules=[net, anchor_net])                        # modules: the models that a checkpoint keeps
     run.resume(())                                                    # with --resume: the models of the checkpoint
     anchors = anchor_net().detach()                                   # (C, L); if λ = 0 they stay, without effect
 

@@ -75,8 +75,7 @@ def main(args):
     clients, tests = make_federation(data, net, args)
     D, net_size = args.feature_dim, model_size(net)
 
-    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
-    run = Run(args, headline="test", modules=[net])
+    run = Run(args, modules=[net])                                    # modules: the models that a checkpoint keeps
     prototypes = Prototypes(*nothing(D, args.device))                 # in round 1 there are none: G = 0
     prototypes = Prototypes(*run.resume(tuple(prototypes)))           # with --resume: those of the checkpoint
 

@@ -55,8 +55,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.classes), args.feature_dim
 
-    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
-    run = Run(args, headline="prototype", modules=[client.net for client in clients])
+    run = Run(args, modules=[client.net for client in clients])       # modules: the models that a checkpoint keeps
     prototypes = torch.zeros(C, D, device=args.device)
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # which classes have a global prototype
     prototypes, known = run.resume((prototypes, known))               # with --resume: those of the checkpoint

@@ -66,8 +66,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.classes), args.feature_dim
 
-    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
-    run = Run(args, headline="classifier", modules=[client.net for client in clients])
+    run = Run(args, modules=[client.net for client in clients])       # modules: the models that a checkpoint keeps
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
     anchors = run.resume(anchors)                                     # with --resume: those of the checkpoint

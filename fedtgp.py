@@ -61,8 +61,8 @@ def main(args):
     with seeded(args.seed, "server"):
         prototype_net = GlobalPrototypes(C, D, args.no_mlp).to(args.device)            # lasts over the rounds
 
-    # headline: the accuracy that is named first; modules: the models that a checkpoint keeps
-    run = Run(args, headline="prototype", modules=[client.net for client in clients] + [prototype_net])
+    # modules: the models that a checkpoint keeps
+    run = Run(args, modules=[client.net for client in clients] + [prototype_net])
     run.resume(())                                                    # with --resume: the models of the checkpoint
     prototypes = prototype_net().detach()                             # (C, D)
 

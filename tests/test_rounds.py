@@ -325,7 +325,7 @@ def check_global(story, t, state):
         guess = guesses(story.net, state, features(story.net, state, story.data.x[held]))
         shares.append(100 * np.mean([a == b for a, b in zip(guess, story.data.y[held].tolist())]))
         near(story.rows[t - 1][f"acc_{domain}"], shares[-1])
-    near(story.rows[t - 1]["accuracy"], np.mean(shares))
+    near(story.rows[t - 1]["acc_test"], np.mean(shares))
     if t == len(story.rounds):
         same(saved_model(story.script, story.end, "net"), state)
 
@@ -956,5 +956,5 @@ def test_the_best_round_of_fedfm_is_picked_on_validation_images(play):
     pooled = torch.cat([c.val.y for c in story.clients.values()]).bincount()
     assert np.argmax(judged) == 1 and int(pooled.argmax()) == 2
     near([row["acc_validation"] for row in story.rows], judged)
-    near([row["accuracy"] for row in story.rows], tests)
+    near([row["acc_test"] for row in story.rows], tests)
     near(picked(story.ended), (tests[1], 2))

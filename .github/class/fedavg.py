@@ -33,7 +33,7 @@ def main(args):
     data = load_dataset(args)
     net = build_net(data, args)                                       # the global model
     clients, tests = make_federation(data, net, args)
-    run = Run(args, headline="test", modules=[net])
+    run = Run(args, modules=[net])
     run.resume(())                                                    # a tensor that lasts over rounds would go in here
 
     for t in run.rounds():

@@ -1,5 +1,5 @@
-"""Exercise 7: accuracy over the numbers that were sent so far. Draws traffic.png beside the first folder and prints a
-line for each run.
+"""Exercise 7: accuracy over the numbers that were sent so far. Draws traffic.png beside the first folder, a line for
+each run and a colour for its seeds, and prints the sums.
 
     python .github/class/traffic.py runs/fedfm-*
 """
@@ -13,14 +13,18 @@ from matplotlib.figure import Figure
 figure = Figure(figsize=(7, 4.5), layout="constrained")
 axis = figure.subplots()
 folders = [Path(name) for name in sys.argv[1:]]
+colours = {}  # {folder without the seed: colour}
 for folder in folders:
     sent, total, accuracy = [], 0, []
     for row in csv.DictReader(open(folder / "log.csv")):
         total += int(row["up"]) + int(row["down"])
         sent.append(total / 1e6)
-        accuracy.append(float(row["accuracy"]))
-    axis.plot(sent, accuracy, marker=".", label=folder.name)
-    print(f"{folder.name}: {total / 1e6:.1f} million numbers, {accuracy[-1]:.1f} %")
+        accuracy.append(float(row["acc_test"]))
+    name, _, seed = folder.name.rpartition("-s")
+    label = None if name in colours else name
+    colours.setdefault(name, f"C{len(colours)}")
+    axis.plot(sent, accuracy, color=colours[name], marker=".", label=label)
+    print(f"{name}, seed {seed}: {total / 1e6:.1f} million numbers, {accuracy[-1]:.1f} %")
 axis.set(xlabel="numbers sent so far, up and down (millions)", ylabel="accuracy (%)")
 axis.legend()
 figure.savefig(folders[0].parent / "traffic.png", dpi=120)
