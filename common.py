@@ -32,7 +32,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torchvision
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 from PIL import Image, ImageDraw, ImageFont
 
 
@@ -43,8 +42,8 @@ from PIL import Image, ImageDraw, ImageFont
 # --- randomness -----------------------------------------------------------------------------------
 
 def generator(seed, purpose, *where):
-    """A numpy generator for one purpose (a word) and place (round, client). Every random choice has one of its own. So
-    a resumed run, and one with other --workers, draws the same numbers."""
+    """A numpy generator. Every random choice has one of its own, seeded by its purpose (a word) and its place (round,
+    client). So a resumed run, and one with other --workers, draws the same numbers."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
 
 
@@ -94,7 +93,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # To D values, where an extractor has another number: neighbours are averaged, or values repeated.
+        # to D values: where an extractor has more, neighbours are averaged; where it has fewer, values are repeated
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -115,8 +114,7 @@ def for_each_client(function, clients, *arguments, workers):
     one core, as many at a time as there are cores (workers 0). On a GPU clients run one after the other."""
     def run(client):
         result = function(client, *arguments)
-        if client.net is not None:
-            client.net.zero_grad()  # gradients that nobody needs any more would double a client's memory
+        client.net.zero_grad()  # gradients are not needed any more and would double its memory
         return result
 
     on_cpu = clients[0].train.y.device.type == "cpu"
@@ -170,14 +168,14 @@ def batches(n, batch_size, rng, rule="all", device="cpu"):
 
 @torch.no_grad()
 def extract(net, x):
-    """Switches the net to eval mode. Features (n, D) of images x (n, 3, height, width)."""
+    """Features of images x (n, 3, height, width) -> (n, D). Leaves the net in eval mode."""
     net.eval()
     return torch.cat([net.features(batch) for batch in x.split(250)])
 
 
 def class_means(net, images):
     """Each class's mean feature, a client's prototypes (FedProto, FedTGP and FedSA Eq. 2, FedFM Eq. 8).
-    Switches the net to eval mode -> means (C, D), zero for an absent class, and numbers of images (C,)."""
+    -> means (C, D), zero for an absent class, and numbers of images (C,). Leaves the net in eval mode."""
     features = extract(net, images.x)
     counts = torch.bincount(images.y, minlength=net.classes)
     means = features.new_zeros(net.classes, features.shape[1])
@@ -187,8 +185,8 @@ def class_means(net, images):
 
 
 def distances(a, b):
-    """Euclidean distances of a (n, D) and b (m, D) -> (n, m). With more than 25 rows torch.cdist expands ‖a − b‖²,
-    which loses small distances of long vectors. This mode does not."""
+    """Euclidean distances of a (n, D) and b (m, D) -> (n, m). By default torch.cdist computes ‖a‖² + ‖b‖² − 2ab from 26
+    rows on, which rounds small distances away; this mode subtracts first."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -231,16 +229,18 @@ def right_answers(client, prototypes, known):
 
 def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"):
     """Accuracy in % of all clients, each by its own model on its own test images: Σ right / Σ images.
-    name: what the server's vectors are called -> {"classifier": %, name: %}, or {} in a round without evaluation."""
+    name: what the server's vectors are called
+    -> {"classifier": %, name: %, "most_frequent": %}, or {} in a round without evaluation."""
     if t % args.eval_every != 0 and t != args.rounds:
         return {}
     right = for_each_client(right_answers, clients, prototypes, known, workers=args.workers)
     by_classifier, by_prototype = zip(*right)
     images = sum(len(client.test.y) for client in clients)
-    return {"classifier": 100 * sum(by_classifier) / images, name: 100 * sum(by_prototype) / images}
+    return {"classifier": 100 * sum(by_classifier) / images, name: 100 * sum(by_prototype) / images,
+            "most_frequent": most_frequent_accuracy(clients)}
 
 
-def baseline_accuracy(clients):
+def most_frequent_accuracy(clients):
     """Accuracy in % of always answering a client's most frequent class, the one that it has most training images of.
     A personal model is only as good as its lead over this."""
     right = 0
@@ -285,8 +285,6 @@ def make_clients(data, args):
     clients = []
     for i, (domain, train, test) in enumerate(divide(data, everything, 0.25, args)):
         clients.append(Client(i, train, test=test, net=build_net(data, args, client=i), domain=domain))
-    if not any(len(client.test.y) for client in clients):
-        fail(f"--subset {args.subset}: no client has a test image, more images are needed")
     return clients
 
 
@@ -324,7 +322,7 @@ def divide(data, index, held_back, args):
         cut = math.ceil((1 - held_back) * len(images))
         if cut < 2:
             fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images; "
-                 f"fewer --clients, less skew or less --validation will do")
+                 f"fewer --clients, less skew, larger shares or less --validation will do")
         train = take(data, images[:cut], args.device)
         rest = take(data, images[cut:], args.device)
         domain = ""
@@ -339,7 +337,7 @@ def divide(data, index, held_back, args):
 
 
 def take(data, index, device):
-    """The images `index` of a data set, on the device; a pixel's channels lie side by side: convolutions are faster."""
+    """The images `index` of a data set, on the device, with channels last in memory: convolutions are faster."""
     x = data.x[index].to(device, memory_format=torch.channels_last)
     return Images(x, data.y[index].to(device))
 
@@ -424,7 +422,7 @@ def build_net(data, args, client=0, mean=(0.5,), std=(0.5,)):
     """Client i's model. Equal extractors start from equal weights."""
     name, hidden = architecture(args.model, client)
     C, D = len(data.classes), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # any string would do, but another gives other weights
+    with seeded(args.seed, f"weights {name} ()"):  # other words would change all published numbers
         extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
         classifier = nn.Linear(widths[-1], C)
@@ -451,7 +449,7 @@ def indices_by_class(y, rng):
 def deal(stock, counts):
     """Deal each class's samples (stock) from the top. counts (K, C): how many a client gets -> K index arrays."""
     ends = np.cumsum(counts, axis=0).T  # (C, K)
-    pieces = [np.split(index, end)[:-1] for index, end in zip(stock, ends)]
+    pieces = [np.split(index, end)[:-1] for index, end in zip(stock, ends)]  # the last piece is what nobody gets
     return [np.concatenate(part) for part in zip(*pieces)]
 
 
@@ -477,10 +475,10 @@ def dirichlet(y, args, rng):
         for c in np.unique(y):
             index = rng.permutation(np.flatnonzero(y == c))
             has_room = held < len(y) / args.clients
-            share = rng.dirichlet(np.full(args.clients, args.beta)) * has_room
-            if share.sum() == 0:  # a tiny β may give everything to clients that are full
-                share = has_room
-            ends = np.round(np.cumsum(share / share.sum()) * len(index)).astype(int)
+            shares = rng.dirichlet(np.full(args.clients, args.beta)) * has_room
+            if shares.sum() == 0:  # a tiny β may give everything to clients that are full
+                shares = has_room
+            ends = np.round(np.cumsum(shares / shares.sum()) * len(index)).astype(int)
             ends[-1] = len(index)
             counts = np.diff(ends, prepend=0)
             held = held + counts
@@ -491,7 +489,7 @@ def dirichlet(y, args, rng):
             best = stock, np.column_stack(columns)
         if least >= fewest_images(y, args):
             break
-    return [np.sort(part) for part in deal(*best)]  # `divide` shuffles again; unsorted parts would be split otherwise
+    return [np.sort(part) for part in deal(*best)]  # `divide` shuffles them; sorted, so that published runs stay
 
 
 def pathological(y, args, rng):
@@ -571,24 +569,21 @@ def by_domain(y, domain, domains, args, rng):
         index = stock[d]
         place = assigned[:i].count(d)  # how many clients have had their part of this domain
         if args.images_per_class:
-            size, flag = args.images_per_class, f"--images-per-class {args.images_per_class}"
+            size = args.images_per_class
             piles = [index[y[index] == c] for c in np.unique(y)]
             part = np.concatenate([pile[place * size:(place + 1) * size] for pile in piles])
         elif args.domain_fraction:
-            size, flag = round(args.domain_fraction * len(index)), f"--domain-fraction {args.domain_fraction}"
+            size = round(args.domain_fraction * len(index))
             part = index[place * size:(place + 1) * size]
         else:
-            flag = f"--clients {len(assigned)}"
             part = np.array_split(index, assigned.count(d))[place]
-        if len(part) < 2:
-            fail(f"{flag}: client {i}, number {place + 1} in domain {domains[d]}, would get {len(part)} images")
         parts.append(part)
     return parts
 
 
 PARTITIONS = {"iid": iid, "dirichlet": dirichlet, "pathological": pathological, "dominant": dominant,
               "missing": missing}  # and "domain": by_domain
-PARTITION_OF = {  # flags that all other partitions ignore
+PARTITION_OF = {  # the one partition that reads a flag
     "--beta": "dirichlet", "--classes-per-client": "pathological", "--dominant-share": "dominant",
     "--missing": "missing", "--domain-clients": "domain", "--domain-fraction": "domain", "--images-per-class": "domain"}
 
@@ -648,7 +643,7 @@ def image_folder(folder, size):
     """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
     parts, rows = [], []  # a row: path, class, domain, whether it is a test image
     for place in domain_folders(folder):
-        if place != folder and place.name in ("test", "validation"):  # the names of two columns in log.csv
+        if place != folder and place.name in ("test", "validation"):  # its score would overwrite a column of log.csv
             exit_without_data(folder, f"{place.name}/ is there, but no train/")
         for part in ["train", "test"] if (place / "train").is_dir() else [""]:
             if not any((place / part).glob("*/*")):
@@ -725,8 +720,6 @@ def download(name, folder, size):
     else:
         options = [{"train": True}, {"train": False}]
     cache = root / f"{name}-{size}px.pt"
-    if not cache.exists():
-        print(f"no folder {folder}; downloading {name} to {root} ...", flush=True)
     try:
         parts = [dataset_class(root, download=True, **option) for option in options]
     except Exception as error:
@@ -862,33 +855,16 @@ class Run:
       * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round. Pass () if there
         are none. What each client keeps is a row of one tensor, found by client.id.
       * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}. Tables and figures show the
-        predictions "classifier", "prototype", "anchor" and "test".
-    All settings of fedlsa, fedplcc and fedfm have momentum 0.9, and so have the others' for glyphs. A method that
-    counts on plain SGD steps, as SCAFFOLD does, sets it to 0."""
+        predictions "classifier", "prototype", "anchor" and "test"."""
 
-    latest = None  # the run that began last; Ctrl-C asks for its folder
+    can_resume = None  # the folder of the last checkpoint; Ctrl-C names it
 
     def __init__(self, args, modules):
         self.args = args
         self.modules = modules
         self.rows = []  # of log.csv
-        self.folder = Path(args.resume) if args.resume else None  # made when a round has ended; not for a failed start
-        Path(args.out).mkdir(parents=True, exist_ok=True)  # now, not after the first round
-        Run.latest = self
-
-    def make_folder(self):
-        """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added where that is taken."""
-        words = [self.args.script, self.args.dataset, self.args.name, f"s{self.args.seed}"]
-        name = "-".join(word for word in words if word)
-        self.folder, n = Path(self.args.out, name), 1
-        while self.folder.exists():
-            n += 1
-            self.folder = Path(self.args.out, f"{name}-{n}")
-        self.folder.mkdir()
-        self.write_args()
-
-    def write_args(self, **results):
-        about = {"script": self.args.script, **settings_of(self.args, NOT_LOGGED), **results}
+        self.folder = Path(args.resume) if args.resume else new_folder(args)
+        about = {"script": args.script, **settings_of(args, NOT_LOGGED)}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
 
     def resume(self, state):
@@ -900,7 +876,6 @@ class Run:
         for module, weights in zip(self.modules, saved["modules"], strict=True):
             module.load_state_dict(weights)
         self.rows = saved["rows"]
-        self.write_args()
         self.write_log()  # without the rounds after the checkpoint, which run again
         print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
         return saved["state"]
@@ -919,8 +894,6 @@ class Run:
         losses = torch.stack(losses)
         if not losses.isfinite().all():
             sys.exit(f"round {t}: a client's loss is not finite; lower --lr {self.args.lr:g} or a λ")
-        if self.folder is None:
-            self.make_folder()
 
         row = {"round": t}
         for prediction, value in scores.items():
@@ -935,19 +908,21 @@ class Run:
         self.write_log()
 
         T = self.args.rounds
+        width = len(str(T))  # so that lines stand under each other
         left = (T - t) * np.mean([row["seconds"] for row in self.rows]) / 60
-        shown = [f"round {t:{len(str(T))}}/{T}"]
+        shown = [f"round {t:{width}}/{T}"]
         shown += [f"{prediction} {value:5.2f}" for prediction, value in scores.items()]
         shown.append(f"loss {row['loss']:.4f}")
         shown += [f"{name} {row[name]:.4g}" for name in extra]
-        shown.append(f"up {short(up)}  down {short(down)}  {row['seconds']:.2f} s  left {left:.1f} min")
+        shown.append(f"up {row['up']:,}  down {row['down']:,}  {row['seconds']:.2f} s  left {left:.1f} min")
         show_progress("")
         print(*shown, sep="  ", flush=True)
 
     def write_log(self):
         scratch = self.folder / "log.tmp"  # renamed when it is complete: a kill loses nothing
         with open(scratch, "w", newline="") as file:
-            writer = csv.DictWriter(file, max(self.rows, key=len))  # a round without evaluation has fewer columns
+            columns = max(self.rows, key=len)  # those of a round that was evaluated
+            writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
         scratch.replace(self.folder / "log.csv")
@@ -962,10 +937,23 @@ class Run:
         scratch = self.folder / "checkpoint.tmp"  # renamed, so that there is always a complete one
         torch.save(saved, scratch)
         scratch.replace(self.folder / "checkpoint.pt")
+        Run.can_resume = self.folder
 
 
-NOT_RESUMED = ["script", "device", "trials", "out", "name", "resume", "no_plots"]  # each start has its own
-NOT_LOGGED = [*NOT_RESUMED, "data", "workers", "checkpoint_every"]  # they decide no number
+def new_folder(args):
+    """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added where that is taken."""
+    words = [args.script, args.dataset, args.name, f"s{args.seed}"]
+    name = "-".join(word for word in words if word)
+    folder, n = Path(args.out, name), 1
+    while folder.exists():
+        n += 1
+        folder = Path(args.out, f"{name}-{n}")
+    folder.mkdir(parents=True)
+    return folder
+
+
+NOT_RESUMED = ["script", "device", "trials", "out", "name", "resume", "no_plots"]  # chosen anew with --resume
+NOT_LOGGED = [*NOT_RESUMED, "data", "workers", "checkpoint_every"]  # these change no number, args.json lacks them
 
 
 def settings_of(args, without):
@@ -974,14 +962,11 @@ def settings_of(args, without):
 
 def load_checkpoint(folder, script):
     """The checkpoint.pt of a run of this script. Nothing in the file is executed (weights_only)."""
-    path = Path(folder, "checkpoint.pt")
-    if not path.exists():
-        fail(f"--resume {folder}: no checkpoint.pt there (a run with --checkpoint-every 0 leaves none)")
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
         its_script = saved["script"]
-    except Exception:  # which one depends on where the file is cut
-        fail(f"--resume {folder}: its checkpoint.pt is damaged, or no run's")
+    except Exception:  # a damaged file may raise any
+        fail(f"--resume {folder}: no checkpoint.pt there (--checkpoint-every 0 leaves none), or a damaged one")
     if its_script != script:
         fail(f"--resume {folder}: its checkpoint.pt is not one of {script}.py, it goes on with {its_script}.py")
     return saved
@@ -991,12 +976,6 @@ def show_progress(text):
     """One line on the terminal, which the next overwrites; nothing where standard error is a file."""
     if sys.stderr.isatty():
         print(f"\r{text:40}\r", end="", file=sys.stderr, flush=True)
-
-
-def short(number):
-    """1234567 -> "1.23 M"."""
-    places = 2 if number >= 1000 else 0
-    return EngFormatter(places=places)(float(number)).strip()
 
 
 def read_log(folder):
@@ -1021,8 +1000,8 @@ def curve(log, column):
 def best_and_final(log, kind):
     """-> best accuracy in %, its round, picked on validation images where there are any, and final accuracy in %."""
     rounds, scores = curve(log, f"acc_{kind}")
-    judge = "acc_validation" if "acc_validation" in log else f"acc_{kind}"
-    _, judged = curve(log, judge)
+    picked_on = "acc_validation" if "acc_validation" in log else f"acc_{kind}"
+    _, judged = curve(log, picked_on)
     best = judged.argmax()
     return scores[best], rounds[best], scores[-1]
 
@@ -1033,22 +1012,21 @@ def mean_std(values):
     return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
 
 
-def summarize(run, baseline=None):
-    """Print a run's last lines. baseline: accuracy in % of each client's most frequent class, for personal models
-    -> {"best by ...": %, "final by ...": %} of each prediction."""
+def summarize(run):
+    """Print a run's last lines -> {"best by ...": %, "final by ...": %} of each prediction."""
     log, results = read_log(run.folder), {}
-    if baseline is not None:
-        print(f"answering each client's most frequent class: {baseline:.2f} %; in brackets the lead over it")
-        run.write_args(most_frequent_class=baseline)
     images = "validation" if "acc_validation" in log else "test"
     for kind in predictions(log):
         best, t, final = best_and_final(log, kind)
         results[f"best by {kind}"] = best
         results[f"final by {kind}"] = final
-        lead = "" if baseline is None else f" ({final - baseline:+.2f})"
-        print(f"by {kind}: final {final:.2f} %{lead}, best {best:.2f} % in round {t} (picked on {images} images)")
+        print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {t} (picked on {images} images)")
+    if "acc_most_frequent" in log:
+        usual = log["acc_most_frequent"][-1]
+        leads = [f"{results[f'final by {kind}'] - usual:+.2f} by {kind}" for kind in predictions(log)]
+        print(f"always answering a client's most frequent class: {usual:.2f} %; lead over it: {', '.join(leads)}")
     up, down, seconds = log["up"].sum(), log["down"].sum(), log["seconds"].sum()
-    print(f"traffic: {short(up)} numbers up, {short(down)} down; {seconds:.0f} s in all")
+    print(f"traffic: {up:,.0f} numbers up, {down:,.0f} down; {seconds:.0f} s in all")
     print(f"everything is in {run.folder}")
     return results
 
@@ -1057,13 +1035,13 @@ def summarize(run, baseline=None):
 
 matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25,
                             "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150})
-MARKERS = "o^DvPX<>ph8Hd" * 10  # for lines and groups, which differ without colours, too
+MARKERS = "o^DvPX<>ph8Hd" * 10  # so that lines and groups can be told apart without colours
 
 
-def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, tests=None, baseline=None):
+def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, tests=None):
     """partition.png, curves.png and features.png; margins.png, too, where the server holds prototypes (G, D).
     classes (G,): the prototypes'; without it there is one for each class. net, tests: the global model and the server's
-    test images by domain; without them every client has its own. baseline: as in `summarize`."""
+    test images by domain; without them every client has its own."""
     if run.args.no_plots:
         return
     if prototypes is None:
@@ -1071,7 +1049,7 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
     if classes is None:
         classes = torch.arange(len(prototypes), device=prototypes.device)
     figures = {"partition": plot_partition(clients, data.classes)}
-    figures["curves"] = plot_curves(read_log(run.folder), baseline)
+    figures["curves"] = plot_curves(read_log(run.folder))
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
@@ -1111,19 +1089,15 @@ def plot_partition(clients, names):
     return figure
 
 
-def plot_curves(log, baseline=None):
-    """Accuracy and losses over rounds. baseline: accuracy in % of the most frequent class."""
+def plot_curves(log):
+    """Accuracies and losses over rounds."""
     figure = Figure(figsize=(11, 4.5))
     left, right = figure.subplots(1, 2)
     for column in log:
-        if column.startswith("acc_"):
-            marker = MARKERS[len(left.lines)]
-            left.plot(*curve(log, column), marker=marker, label=column.removeprefix("acc_"))
-        elif column.endswith("loss"):
-            marker = MARKERS[len(right.lines)]
-            right.plot(*curve(log, column), marker=marker, label=column)
-    if baseline is not None:
-        left.axhline(baseline, color="grey", label="most frequent class")
+        if column.startswith("acc_") or column.endswith("loss"):
+            axis = left if column.startswith("acc_") else right
+            marker = MARKERS[len(axis.lines)]
+            axis.plot(*curve(log, column), marker=marker, label=column.removeprefix("acc_"))
     for axis, label in (left, "accuracy (%)"), (right, "loss"):
         axis.set(xlabel="round", ylabel=label)
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -1158,7 +1132,7 @@ def plot_features(groups, prototypes, classes, names, seed, note=""):
     group = np.array(group + ["server"] * len(classes))
 
     markers = {**dict(zip(groups, MARKERS)), "server": "*"}
-    frequent = np.bincount(y).argsort(kind="stable")[::-1][:10]
+    frequent = np.bincount(y).argsort(kind="stable")[::-1][:10]  # the ten most frequent classes
     figure = Figure(figsize=(7.5, 5.6))
     axis = figure.subplots()
     for n, c in enumerate(sorted(frequent)):
@@ -1216,9 +1190,10 @@ def compare(folders):
     which, and each run has a row."""
     found = {}  # {data set and partition: {folder without the seed: [(settings, log)]}}
     for folder in map(Path, folders):
-        if not (folder / "args.json").exists():
+        if not (folder / "log.csv").exists():
             continue
-        about, log = json.loads((folder / "args.json").read_text()), read_log(folder)
+        about = json.loads((folder / "args.json").read_text())
+        log = read_log(folder)
         about["number of rounds"] = len(log["round"])  # a run that has not ended enters no mean
         label = str(folder).removesuffix(f"-s{about['seed']}")
         table = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
@@ -1246,24 +1221,22 @@ def compare(folders):
 
 def differences(settings):
     """In what runs with settings [{name: value}] differ, except for their seeds."""
-    ignored = ["seed", "most_frequent_class"]
     return [name for name, value in settings[0].items()
-            if name not in ignored and any(one.get(name) != value for one in settings)]
+            if name != "seed" and any(one.get(name) != value for one in settings)]
 
 
 def print_row(label, runs):
     """The lines of some runs [(settings, log)] in the table, one for each kind of prediction."""
     logs = [log for _, log in runs]
     seeds = ",".join(str(seed) for seed in sorted(about["seed"] for about, _ in runs))
-    rounds = " or ".join(sorted({str(len(log["round"])) for log in logs}))
-    usual = [about.get("most_frequent_class", math.nan) for about, _ in runs]
+    rounds = runs[0][0]["number of rounds"]
     for kind in predictions(*logs):
         best, _, final = zip(*[best_and_final(log, kind) for log in logs])
         models, by, lead = "own", kind, ""
         if kind == "test":
             models, by = "global", "classifier"
-        elif np.isfinite(usual).all():  # else a run has not ended
-            lead = mean_std(np.subtract(final, usual))
+        elif all("acc_most_frequent" in log for log in logs):
+            lead = mean_std([score - log["acc_most_frequent"][-1] for score, log in zip(final, logs)])
         print(f"| {label} | {seeds} | {models} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} | {rounds} |")
 
 
@@ -1282,15 +1255,15 @@ def plot_comparison(title, table):
             logs = [log for _, log in runs]
             if kind not in predictions(*logs):
                 continue
-            length = min(len(log["round"]) for log in logs)
-            scores = np.stack([log[f"acc_{kind}"][:length] for log in logs])  # (seeds, rounds)
+            scores = np.stack([log[f"acc_{kind}"] for log in logs])  # (seeds, rounds)
             seen = np.isfinite(scores).all(0).nonzero()[0]
             scores = scores[:, seen]
-            lines[label], = axis.plot(seen + 1, scores.mean(0), color=f"C{n}", marker=MARKERS[n], markersize=4)
+            line, = axis.plot(seen + 1, scores.mean(0), color=f"C{n}", marker=MARKERS[n], markersize=4)
+            lines[label] = line
             axis.fill_between(seen + 1, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
-            usual = [about.get("most_frequent_class", math.nan) for about, _ in runs]
-            if kind != "test" and np.isfinite(usual).all():
-                lines["most frequent class"] = axis.axhline(np.mean(usual), color="grey")
+            if kind != "test" and all("acc_most_frequent" in log for log in logs):
+                usual = np.mean([log["acc_most_frequent"][-1] for log in logs])
+                lines["most frequent class"] = axis.axhline(usual, color="grey")
     figure.suptitle(title)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)
     return figure
@@ -1327,20 +1300,15 @@ def at_least(low, high=10**9):
 
 
 def dataset_name(text):
-    """A type for argparse: "CIFAR-10" -> "cifar10"; names that torchvision does not know stay as they are."""
+    """A type for argparse: "CIFAR-10" -> "cifar10", as all names that we know; others stay as they are."""
     plain = re.sub("[-_]", "", text).lower()
-    return plain if plain in TORCHVISION else word(text)
+    return plain if plain in {*TORCHVISION, *PIXELS} else word(text)
 
 
 def domain_clients(text):
     """A type for argparse: "mnist:1,usps:4" -> {"mnist": 1, "usps": 4}."""
-    numbers = {}
-    for pair in text.split(","):
-        name, _, n = pair.partition(":")
-        if not n.isdecimal() or int(n) == 0 or name in numbers:
-            raise argparse.ArgumentTypeError(f"{text} is not like mnist:1,usps:4")
-        numbers[name] = int(n)
-    return numbers
+    pairs = [pair.split(":") for pair in text.split(",")]
+    return {name: at_least(1)(n) for name, n in pairs}
 
 
 def make_parser(description):
@@ -1415,19 +1383,14 @@ def choose_device(name):
     return name
 
 
-EXCLUSIVE = {  # two ways to say one thing each: a flag that is typed replaces the other one's preset
-    "--clients": "domain_clients", "--domain-clients": "clients",
-    "--images-per-class": "domain_fraction", "--domain-fraction": "images_per_class"}
-
-
 def parse(script, description, settings, add_flags, words=None):
     """Command line -> args: what is typed, over the settings of the data set or resumed run, over the defaults."""
     words = sys.argv[1:] if words is None else words
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
 
-    # Read twice: first without --help, as --dataset, --data and --resume decide which settings hold; then with these.
-    typed = {text.split("=")[0] for text in words}  # flags, and values of no interest
+    # Read twice: first for --dataset, --data and --resume alone, which decide the defaults. --help waits for the second.
+    typed = {text.split("=")[0] for text in words}  # the flags that were typed, and values, which do not matter
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     preset = settings.get(first.dataset, settings["default"])
     if first.resume:
@@ -1437,9 +1400,9 @@ def parse(script, description, settings, add_flags, words=None):
         if len(domain_folders(Path(first.data, first.dataset))) > 1:
             preset = settings["domains"]
     parser.set_defaults(script=script, **preset)
-    for flag, other in EXCLUSIVE.items():
-        if flag in typed:
-            parser.set_defaults(**{other: None})
+    for one, other in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
+        if getattr(first, one) or getattr(first, other):  # what is typed replaces the preset of both
+            parser.set_defaults(**{one: None, other: None})
     args = parser.parse_args(words)
 
     for flag, partition in PARTITION_OF.items():
@@ -1452,8 +1415,6 @@ def parse(script, description, settings, add_flags, words=None):
             value = getattr(args, name)
             if value != before and name not in NOT_LOGGED + ["rounds"]:
                 fail(f"--{name.replace('_', '-')} {value}: must be {before}, as in {args.resume}")
-        if args.rounds < len(saved["rows"]):
-            fail(f"--rounds {args.rounds}: {len(saved['rows'])} are done in {args.resume}")
     args.device = choose_device(args.device)
     return args
 
@@ -1462,21 +1423,17 @@ def run_script(script, description, main, settings, add_flags, words=None):
     """Call main(args) once for each seed of --trials.
     settings: {dataset: {flag: value}}, with "default" for data sets that are not named, and "domains" for image
     folders with several domains; add_flags(group): adds the method's own flags."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a notebook's has not
-            stream.reconfigure(errors="replace")  # a terminal without Greek letters
     args = parse(script, description, settings, add_flags, words)
-    torch.set_num_threads(1)  # clients are what runs side by side, see for_each_client; the server has one core, too
+    torch.set_num_threads(1)  # one core for the server; clients run side by side instead, see for_each_client
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
         args.seed = seed
-        Run.latest = None
+        Run.can_resume = args.resume
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            folder = Run.latest.folder if Run.latest else Path(args.resume or "nowhere")
-            if folder and (folder / "checkpoint.pt").exists():
-                sys.exit(f"\nstopped by Ctrl-C; --resume {folder} goes on from the last checkpoint")
+            if Run.can_resume:
+                sys.exit(f"\nstopped by Ctrl-C; --resume {Run.can_resume} goes on from the last checkpoint")
             sys.exit("\nstopped by Ctrl-C, without a checkpoint to go on from")
     if args.trials > 1:
         for name in results[0]:

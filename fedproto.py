@@ -40,8 +40,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from common import (Run, baseline_accuracy, class_means, draw_pictures, evaluate_personal, for_each_client,
-                    load_dataset, make_clients, minibatches, not_negative, participants, run_script, summarize)
+from common import (Run, class_means, draw_pictures, evaluate_personal, for_each_client, load_dataset, make_clients,
+                    minibatches, not_negative, participants, run_script, summarize)
 
 
 class Upload(NamedTuple):
@@ -79,10 +79,8 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, (prototypes, known))
 
-    baseline = baseline_accuracy(clients)
-    draw_pictures(run, data, clients, baseline=baseline, prototypes=prototypes[known],
-                  classes=known.nonzero().flatten())
-    return summarize(run, baseline)
+    draw_pictures(run, data, clients, prototypes=prototypes[known], classes=known.nonzero().flatten())
+    return summarize(run)
 
 
 # --- client -----------------------------------------------------------------------------------------

@@ -48,9 +48,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (GROUPS, Run, baseline_accuracy, class_means, distances, draw_pictures, evaluate_personal,
-                    for_each_client, load_dataset, make_clients, minibatches, not_negative, participants, run_script,
-                    seeded, share_or_zero, summarize)
+from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate_personal, for_each_client,
+                    load_dataset, make_clients, minibatches, not_negative, participants, run_script, seeded,
+                    share_or_zero, summarize)
 
 
 class Upload(NamedTuple):
@@ -87,9 +87,8 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, anchors)
 
-    baseline = baseline_accuracy(clients)
-    draw_pictures(run, data, clients, baseline=baseline, prototypes=anchors)
-    return summarize(run, baseline)
+    draw_pictures(run, data, clients, prototypes=anchors)
+    return summarize(run)
 
 
 # --- anchors ---------------------------------------------------------------------------------------

@@ -43,9 +43,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (Run, at_least, baseline_accuracy, batches, class_means, distances, draw_pictures, evaluate_personal,
-                    for_each_client, generator, load_dataset, make_clients, minibatches, not_negative, participants,
-                    run_script, seeded, summarize)
+from common import (Run, at_least, batches, class_means, distances, draw_pictures, evaluate_personal, for_each_client,
+                    generator, load_dataset, make_clients, minibatches, not_negative, participants, run_script, seeded,
+                    summarize)
 
 
 class Upload(NamedTuple):
@@ -82,9 +82,8 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_loss, margin=margin)
         run.checkpoint(t, ())
 
-    baseline = baseline_accuracy(clients)
-    draw_pictures(run, data, clients, baseline=baseline, prototypes=prototypes)
-    return summarize(run, baseline)
+    draw_pictures(run, data, clients, prototypes=prototypes)
+    return summarize(run)
 
 
 # --- client -----------------------------------------------------------------------------------------

@@ -280,7 +280,7 @@ def test_the_baseline():
     for train, test in (([0, 1, 1, 2], [0, 0, 0, 1, 2, 1]), ([2, 2, 0], [2, 1])):
         images = [common.Images(None, torch.tensor(y)) for y in (train, test)]
         clients.append(common.Client(0, *images))
-    assert common.baseline_accuracy(clients) == 100 * (2 + 1) / 8
+    assert common.most_frequent_accuracy(clients) == 100 * (2 + 1) / 8
 
 
 FEDERATIONS = [(5, 6, 4), (1, 5, 3), (8, 2, 2), (3, 1, 3), (20, 10, 8)]  # K clients, C classes, D features

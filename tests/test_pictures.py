@@ -60,7 +60,8 @@ def test_every_group_has_a_marker_of_its_own_name():
 def test_legends_and_stars_stay_inside():
     """Catches: a legend or the largest marker outside of the figure, for many runs and long names."""
     a_log = {"round": np.arange(1, 4), "acc_classifier": np.full(3, 50.0), "acc_prototype": np.arange(41, 44)}
-    runs = [({"seed": 0, "most_frequent_class": 30.0}, a_log), ({"seed": 1, "most_frequent_class": 32.0}, a_log)]
+    usual = {seed: a_log | {"acc_most_frequent": np.full(3, 30.0 + 2 * seed)} for seed in (0, 1)}
+    runs = [({"seed": seed}, usual[seed]) for seed in (0, 1)]
     table = {f"fedproto-cifar10-a-rather-long-name-{n}": runs for n in range(14)}
     figure = common.plot_comparison("cifar10", table)
     figure.canvas.draw()
@@ -109,8 +110,8 @@ def test_comparing_runs(run, tmp_path, capsys):
     assert rows[0][4:6] == [f"{best:.2f}", f"{one.rows[-1]['acc_test']:.2f}"] and rows[0][6] == ""
     assert "±" in rows[5][4] and "±" not in rows[3][4]
     off = tmp_path / "runs" / "fedproto-glyphs-off-s0"
-    usual = json.loads((off / "args.json").read_text())["most_frequent_class"]
-    assert rows[1][6] == f"{log(off)[-1]['acc_classifier'] - usual:.2f}"
+    last = log(off)[-1]
+    assert rows[1][6] == f"{last['acc_classifier'] - last['acc_most_frequent']:.2f}"
     assert (tmp_path / "runs" / "compare-glyphs-dirichlet.png").exists()
     with pytest.raises(SystemExit) as stop:
         common.compare([tmp_path])
@@ -127,7 +128,7 @@ def test_runs_of_one_name_that_differ_are_not_averaged_or_hidden(run, tmp_path, 
         (folder / "args.json").write_text(json.dumps(about | {"seed": seed, "lam": lam}))
         (folder / "log.csv").write_text(text)
     (tmp_path / "elsewhere" / "fedfm-glyphs-s2").mkdir()
-    (tmp_path / "elsewhere" / "fedfm-glyphs-s2" / "log.csv").touch()
+    (tmp_path / "elsewhere" / "fedfm-glyphs-s2" / "args.json").touch()  # stopped in round 1
     common.compare([one.folder, *sorted((tmp_path / "elsewhere").iterdir())])
     out = capsys.readouterr().out
     seeds = [["fedfm-glyphs", "0"], ["fedfm-glyphs-s0", "0"], ["fedfm-glyphs-s1", "1"]]
@@ -150,6 +151,7 @@ def test_published_logs_are_read(tmp_path, capsys):
 
 def test_the_lead_is_that_of_the_final_accuracy(capsys):
     """Catches: the lead of the best round."""
-    a_log = {"round": np.arange(1, 4), "acc_classifier": np.array([50.0, 80.0, 60.0])}
-    common.print_row("mine", [({"seed": 0, "most_frequent_class": 35.0}, a_log)])
+    a_log = {"round": np.arange(1, 4), "acc_classifier": np.array([50.0, 80.0, 60.0]),
+             "acc_most_frequent": np.array([35.0, np.nan, 35.0])}
+    common.print_row("mine", [({"seed": 0, "number of rounds": 3}, a_log)])
     assert table(capsys.readouterr().out) == [["mine", "0", "own", "classifier", "80.00", "60.00", "25.00", "3"]]

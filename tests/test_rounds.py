@@ -684,7 +684,8 @@ def test_participation(script, play):
 def test_workers_give_results_in_the_clients_order():
     """Catches: results in the order in which clients are begun or end. Models would be averaged with the sizes of
     others."""
-    clients = [common.Client(i, common.Images(None, torch.zeros(n))) for i, n in enumerate((3, 9, 5, 7))]
+    clients = [common.Client(i, common.Images(None, torch.zeros(n)), net=torch.nn.Identity())
+               for i, n in enumerate((3, 9, 5, 7))]
     for workers in (1, 2, 3):
         numbers = common.for_each_client(lambda client, add: client.id + add, clients, 10, workers=workers)
         assert numbers == [10, 11, 12, 13]
