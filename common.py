@@ -80,7 +80,7 @@ class Net(nn.Module):
     net(x)         both
 
     Clients with equal extractors start from equal weights (build_net, in Part II), which the papers leave open. So they
-    begin with one feature space: FedProto gains 39 points by prototype at round 100 (.github/papers/fedproto.md)."""
+    begin with one feature space."""
 
     def __init__(self, extractor, classifier, feature_dim, classes, mean=(0.5,), std=(0.5,)):
         super().__init__()
@@ -110,8 +110,8 @@ def participants(clients, t, args):
 def for_each_client(function, clients, *arguments, workers):
     """`[function(client, *arguments) for client in clients]`, in this order, but `workers` clients side by side.
 
-    On a CPU a client's batches are too small to keep several cores busy. So a client runs in a thread that computes on
-    one core, as many at a time as there are cores (workers 0). On a GPU clients run one after the other."""
+    On a CPU a client's batches are too small to keep several cores busy. So each client runs in a thread that computes
+    on one core, as many at a time as there are cores (workers 0). On a GPU clients run one after the other."""
     def run(client):
         result = function(client, *arguments)
         client.net.zero_grad()  # gradients are not needed any more and would double its memory
@@ -119,7 +119,6 @@ def for_each_client(function, clients, *arguments, workers):
 
     on_cpu = clients[0].train.y.device.type == "cpu"
     threads = (workers or os.cpu_count()) if on_cpu else 1
-    # each worker thread computes on one core
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     jobs = {}
     try:
@@ -454,7 +453,8 @@ def deal(stock, counts):
 
 
 def fewest_images(y, args):
-    """The least that a client should get: two batches (so --batch-size matters), or a quarter of an equal share."""
+    """The least that a client should get: two batches, or a quarter of an equal share. Attention: so the partitions
+    dirichlet and pathological change with --batch-size."""
     return max(2, min(2 * args.batch_size, len(y) // (4 * args.clients)))
 
 
@@ -660,7 +660,7 @@ def image_folder(folder, size):
 
     paths, class_names, domain_names, test = zip(*rows)
     dates = [(os.path.relpath(path, folder), os.stat(path).st_mtime_ns) for path in paths]
-    key = zlib.crc32(repr(dates).encode())  # the cache is used as long as the same files are there, unchanged
+    key = zlib.crc32(repr(dates).encode())
     x, _ = decoded(parts, paths, size, folder.with_name(f"{folder.name}-{size}px.pt"), key)
     classes, y = np.unique(class_names, return_inverse=True)
     domains, domain = np.unique(domain_names, return_inverse=True)
@@ -857,7 +857,7 @@ class Run:
       * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}. Tables and figures show the
         predictions "classifier", "prototype", "anchor" and "test"."""
 
-    can_resume = None  # the folder of the last checkpoint; Ctrl-C names it
+    last_checkpoint = None  # the folder where it is; Ctrl-C names it
 
     def __init__(self, args, modules):
         self.args = args
@@ -937,7 +937,7 @@ class Run:
         scratch = self.folder / "checkpoint.tmp"  # renamed, so that there is always a complete one
         torch.save(saved, scratch)
         scratch.replace(self.folder / "checkpoint.pt")
-        Run.can_resume = self.folder
+        Run.last_checkpoint = self.folder
 
 
 def new_folder(args):
@@ -1389,8 +1389,8 @@ def parse(script, description, settings, add_flags, words=None):
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
 
-    # Read twice: first for --dataset, --data and --resume alone, which decide the defaults. --help waits for the second.
-    typed = {text.split("=")[0] for text in words}  # the flags that were typed, and values, which do not matter
+    # Read twice: first for --dataset, --data and --resume, which decide the defaults. --help waits for the second time.
+    typed = {text.split("=")[0] for text in words if text.startswith("--")}
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     preset = settings.get(first.dataset, settings["default"])
     if first.resume:
@@ -1428,12 +1428,12 @@ def run_script(script, description, main, settings, add_flags, words=None):
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
         args.seed = seed
-        Run.can_resume = args.resume
+        Run.last_checkpoint = args.resume
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            if Run.can_resume:
-                sys.exit(f"\nstopped by Ctrl-C; --resume {Run.can_resume} goes on from the last checkpoint")
+            if Run.last_checkpoint:
+                sys.exit(f"\nstopped by Ctrl-C; --resume {Run.last_checkpoint} goes on from the last checkpoint")
             sys.exit("\nstopped by Ctrl-C, without a checkpoint to go on from")
     if args.trials > 1:
         for name in results[0]:

@@ -31,8 +31,8 @@ What we changed:
     and leaves out the class counts that it sends.
 Left open in the paper, and our choice:
   * It tunes λ and T_s, perhaps for each row. Ours are its "generally" better 50 and 20, but T_s = 0 on domains.
-  * Its s is a softmax already. We read L_CE(s, c) as −log s_c. With ten classes a second softmax would keep the loss
-    above 1.46, and make the gradient ten times smaller where all cosines are equal.
+  * Its s is a softmax already, and L_CE(s, c) would apply a second one. We read it as −log s_c. With ten classes the
+    second softmax would keep the loss above 1.46 and make the gradient ten times smaller where all cosines are equal.
   * NIID-2: our clients have one dominant class of ten (CIFAR-100: C/K), with 46 % of a client's images (CINIC-10:
     50 %). The text has several, Table III one.
   * NIID-1: classes are dealt one by one; a client with 1/K of all images gets no more (authors' code).
@@ -250,23 +250,21 @@ def average_of(uploads, chosen):
 def numbers_sent(counts, args):
     """How many numbers the participants send for their anchors. counts (K, C)."""
     if args.aggregate == "uniform":
-        return counts.numel() * args.feature_dim                      # all C anchors, no counts
+        return counts.numel() * args.feature_dim                      # all C anchors (or zeros), no counts
     return (counts > 0).sum() * (args.feature_dim + 1)                # those of a client's classes, and their counts
 
 
 # --- FedFM-Lite -------------------------------------------------------------------------------------
 
 def lite_round(net, clients, chosen, anchors, known, t, args):
-    """A round with one handshake (Section VI) -> what fedfm_round returns. From round T_s on (round 1, if T_s = 0) the
-    clients send the class means of their local models after training. These become the anchors of the next round.
+    """A round of FedFM-Lite, with one handshake (Section VI) -> what fedfm_round returns.
 
-    The paper says that models travel every a rounds. Here the server sends the model to all clients at the beginning of
-    rounds 1, a + 1, ... It averages the participants' models at the end of rounds a, 2a, ... and of the last round. In
-    between clients keep their models, and the global one does not change. As the last round is special, a run that is
-    resumed to more --rounds differs from one that had them from the start."""
+    Class means go up after training, if the next round is matched, and become its anchors. Models go down to all clients
+    at the start of rounds 1, a + 1, ... and come up at the end of rounds a, 2a, ... and of the last. In between clients
+    keep theirs. (As the last round is special, a run that is resumed to more --rounds differs.)"""
     model_goes_down = (t - 1) % args.model_every == 0
     model_comes_up = t % args.model_every == 0 or t == args.rounds
-    next_is_matched = args.lam > 0 and t + 1 > args.warmup and t < args.rounds
+    next_is_matched = args.lam > 0 and t + 1 > args.warmup and t < args.rounds             # it needs anchors now
 
     if model_goes_down:
         for client in clients:

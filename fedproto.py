@@ -1,6 +1,6 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
-Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. Here "the paper", its equations and its settings are those of FedTGP
-(AAAI 2024), which restates FedProto and runs it.
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. We read it as FedTGP (AAAI 2024) restates and runs it: "the paper",
+its equations and its settings are FedTGP's.
 
 Clients keep their own models, of any architecture, and never send them. They share one mean feature vector per
 class, the prototype. The server averages the clients' prototypes. Each client pulls its features towards the
@@ -19,13 +19,14 @@ What we changed:
   * Eq. 4 has the distance of a class's mean to its prototype. We take the mean distance of its samples, which also
     makes a class compact. The effect on accuracy is not measured.
   * Eq. 3 has a further factor 1/|N_c|. It would divide a prototype by the number of its owners; we leave it out.
-  * Eq. 3 sums over all owners of a class, ours over a round's. With ten of 100 clients in a round accuracy by
-    prototype jumps by up to 17 points from one test to the next.
+  * Eq. 3 averages over all owners of a class, we over the owners in this round. So with ten of 100 clients in a round
+    the prototypes jump, and accuracy by prototype with them, by up to 17 points from one test to the next.
+  * We count the class counts among the numbers that travel. The paper does not.
   * On CIFAR all clients have a small CNN (cnn4, as in FedSA's Table 1). The paper mixes eight: --model htfe8.
 Left open in the paper, and our choice:
   * Equal architectures start from equal weights. From different weights accuracy by prototype is 26.8 % instead of
     65.6 %, by classifier 82.8 % both times (CIFAR-10 (JPEG), 100 clients, ten in a round, round 100, seed 0).
-A seed moves accuracy by 3 points, and the lead over the most frequent class, too: compare runs of equal seeds.
+Seeds differ by 3 points: compare methods on the same seeds.
 Outcome in the setting of FedSA's Table 1 (third command, three seeds, best rounds): by classifier 86.5, 1.7 above
 --lam 0; by prototype 86.2, 5.1 above. FedSA's paper has 87.49. More: .github/papers/fedproto.md.
 
@@ -115,9 +116,8 @@ def local_loss(net, x, y, prototypes, known, args):
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 4: the mean of φ(z_b, P̄^{y_b}) over the samples whose class has a prototype.
 
-    In the paper φ compares a client's class mean with the prototype. We take each sample instead. For one class
-    mean_b φ(z_b, P̄) is at least φ(mean_b z_b, P̄). A class weighs as much as it has samples; in the paper all weigh
-    alike.
+    The paper takes φ of a client's class mean. We take the mean φ of samples. It is at least as large (φ is convex), and
+    a class counts by its samples.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     seen = known[y]
     difference = z - prototypes[y]

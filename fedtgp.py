@@ -24,11 +24,14 @@ What we changed. The effects on accuracy are not measured:
 Left open in the paper, and our choice:
   * Equal architectures start from equal weights. In FedProto, with the flags of the last command, this brings 39 points
     by prototype and none by classifier (CIFAR-10 (JPEG), round 100, seed 0).
-A seed moves accuracy by 3 points, and the lead over the most frequent class, too: compare runs of equal seeds.
-Watch server_loss: in their issue 2 the authors expect a jump in accuracy when it nears 0 (0.001 on 100 classes).
-While Eq. 9's margin is below τ, no fixed prototypes give that (proof on the page). Theirs: --margin-rule nearest.
+  * The server's optimiser. Ours: plain SGD with the clients' learning rate and batch size.
+Seeds differ by 3 points: compare methods on the same seeds.
+Watch server_loss: in their issue 2 the authors expect a jump in accuracy when it nears 0 (0.001 on 100 classes). With
+Eq. 9's margin it cannot come near 0, unless τ cuts the margin: by the triangle inequality two classes as far apart as
+the margin cannot both be served (proof on the page). With the margin of their code, --margin-rule nearest, it can.
 Outcome: FedSA's Table 1 has FedTGP 0.5 points above FedProto in the setting of the last command. An earlier version of
-this script, which sent no prototypes in round 1, is 1.4 below our FedProto (best rounds by prototype, three seeds).
+this script, which sent no prototypes in round 1, was 1.4 below our FedProto (best rounds by prototype, three seeds);
+this one has not been run there.
 In the paper's Table 1 (practical) FedTGP leads by 6.1 (CIFAR-10) and 10.6 (CIFAR-100). More: .github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in glyphs, under a minute
@@ -122,9 +125,8 @@ def local_loss(net, x, y, prototypes, args):
 def prototype_distance(z, y, prototypes, distance="euclidean"):
     """Second term of Eq. 11: the mean of φ(z_b, P̂^{y_b}) over the batch.
 
-    In the paper φ compares a client's class mean with the prototype. We take each sample instead. For one class
-    mean_b φ(z_b, P̂) is at least φ(mean_b z_b, P̂). A class weighs as much as it has samples; in the paper all weigh
-    alike.
+    The paper takes φ of a client's class mean. We take the mean φ of samples. It is at least as large (φ is convex), and
+    a class counts by its samples.
     z (B, D), y (B,), prototypes (C, D) -> scalar."""
     difference = z - prototypes[y]
     if distance == "euclidean":
@@ -158,8 +160,9 @@ def server_update(prototype_net, local, owned, margin, t, args):
     """Train the GlobalPrototypes on this round's uploads (Eqs. 5 and 10) for S epochs -> P̂ (C, D), mean loss of the
     last epoch.
 
-    In the paper Eq. 10 is a sum over uploads; we take the mean over a batch, as their code does. Plain SGD;
-    learning rate and batch size are the clients'. A single last upload joins the batch before.
+    In the paper Eq. 10 is a sum over uploads; we take the mean over a batch, as their code does. The paper names no
+    optimiser; ours is plain SGD with the clients' learning rate and batch size. A single last upload joins the batch
+    before.
     local (K, C, D), owned (K, C) bool."""
     p = local[owned]                                                  # (n, D) the uploaded prototypes
     _, labels = owned.nonzero(as_tuple=True)                          # (n,) their classes, in the same order
@@ -167,8 +170,7 @@ def server_update(prototype_net, local, owned, margin, t, args):
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
     for _ in range(args.server_epochs):
         losses = []
-        for index in batches(len(p), args.batch_size, rng, rule="all"):
-            index = index.to(p.device)
+        for index in batches(len(p), args.batch_size, rng, device=p.device):
             prototypes = prototype_net()                              # (C, D), with gradient
             loss = margin_contrastive(p[index], labels[index], prototypes, margin)
             optimizer.zero_grad()

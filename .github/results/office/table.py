@@ -14,6 +14,10 @@ FEDLSA = {  # a row's folder without its seed: its name, the published accuracie
     "fedlsa-l2": ("without L_COM, `--compactness l2`", [55.80, 64.21, 53.45, 60.00]),
     "fedlsa": ("FedLSA", [55.80, 64.74, 60.34, 60.00]),
 }
+FEDPLCC = {  # FedPLCC, Table III
+    "fedplcc-avg": ("FedAvg, `--lam-contra 0 --lam-corr 0`", [62.50, 83.16, 72.41, 53.33]),
+    "fedplcc": ("FedPLCC", [72.77, 84.74, 75.86, 80.00]),
+}
 TRIALS = {  # one setting changed, seed 0: what it is
     "trial-avg-dealing": "FedAvg, `--domain-clients caltech:3,amazon:2,webcam:1,dslr:4`",
     "trial-avg-augment": "FedAvg, random crop and flip, ImageNet's mean and standard deviation",
@@ -25,6 +29,8 @@ TRIALS = {  # one setting changed, seed 0: what it is
     "trial-fedlsa-first": "FedLSA, `--alpha 0.02 --lam 0.1 --tau 0.1`",
     "trial-fedlsa-server-sgd": "FedLSA, the server without momentum and weight decay",
     "trial-fedlsa-tau-outside": "FedLSA, τ of Eq. 4 outside the exponential, as printed",
+    "trial-fedplcc-avg-e1": "FedPLCC's FedAvg, `--local-epochs 1`",
+    "trial-fedplcc-e1": "FedPLCC, `--local-epochs 1`",
 }
 
 
@@ -55,22 +61,25 @@ def print_row(title, seeds, columns):
     print(f"| {title} | {seeds} | {' | '.join(columns)} |")
 
 
-def main():
-    head = "| | seeds | Caltech | Amazon | Webcam | DSLR | mean |\n|---|---|---|---|---|---|---|"
-    print("Accuracy in the last round\n")
-    print(head)
-    for name, (title, published) in FEDLSA.items():
+HEAD = "| | seeds | Caltech | Amazon | Webcam | DSLR | mean |\n|---|---|---|---|---|---|---|"
+
+
+def print_paper(paper, rows, baseline):
+    """A paper's rows, then their leads over its FedAvg."""
+    print(f"\n{paper}, accuracy in the last round\n\n{HEAD}")
+    for name, (title, published) in rows.items():
         runs = seeds_of(name)
         if runs:
             print_row(title, ", ".join(map(str, runs)), [cell(column) for column in zip(*runs.values())])
         if published:
             print_row("the paper's", "", [f"{value:.2f}" for value in published + [statistics.mean(published)]])
 
-    base = seeds_of("fedlsa-avg")
-    first = FEDLSA["fedlsa-avg"][1]
-    print("\nLeads over FedAvg on the same seed\n")
-    print(head)
-    for name, (title, published) in list(FEDLSA.items())[1:]:
+    base = seeds_of(baseline)
+    first = rows[baseline][1]
+    print(f"\n{paper}, leads over FedAvg on the same seed\n\n{HEAD}")
+    for name, (title, published) in rows.items():
+        if name == baseline:
+            continue
         leads = {}
         for seed, accuracies in seeds_of(name).items():
             if seed in base:
@@ -81,8 +90,12 @@ def main():
             printed = [a - b for a, b in zip(published, first)]
             print_row("the paper's", "", [f"{value:.2f}" for value in printed + [statistics.mean(printed)]])
 
-    print("\nTrials: one choice changed, seed 0, last round\n")
-    print(head)
+
+def main():
+    print_paper("FedLSA", FEDLSA, "fedlsa-avg")
+    print_paper("FedPLCC", FEDPLCC, "fedplcc-avg")
+
+    print(f"\nTrials: one choice changed, seed 0, last round\n\n{HEAD}")
     for name, title in TRIALS.items():
         accuracies = last_round(f"{name}-s0")
         if accuracies:
