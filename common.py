@@ -479,7 +479,6 @@ def dirichlet(y, args, rng):
             if shares.sum() == 0:  # a tiny β may give everything to clients that are full
                 shares = has_room
             ends = np.round(np.cumsum(shares / shares.sum()) * len(index)).astype(int)
-            ends[-1] = len(index)
             counts = np.diff(ends, prepend=0)
             held = held + counts
             stock.append(index)

@@ -259,9 +259,9 @@ def numbers_sent(counts, args):
 def lite_round(net, clients, chosen, anchors, known, t, args):
     """A round of FedFM-Lite, with one handshake (Section VI) -> what fedfm_round returns.
 
-    Class means go up after training, if the next round is matched, and become its anchors. Models go down to all clients
-    at the start of rounds 1, a + 1, ... and come up at the end of rounds a, 2a, ... and of the last. In between clients
-    keep theirs. (As the last round is special, a run that is resumed to more --rounds differs.)"""
+    Class means go up after training, if the next round is matched, and become its anchors. Models go down to all
+    clients at the start of rounds 1, a + 1, ... and come up at the end of rounds a, 2a, ... and of the last. In between
+    clients keep theirs. (As the last round is special, a run that is resumed to more --rounds differs.)"""
     model_goes_down = (t - 1) % args.model_every == 0
     model_comes_up = t % args.model_every == 0 or t == args.rounds
     next_is_matched = args.lam > 0 and t + 1 > args.warmup and t < args.rounds             # it needs anchors now

@@ -125,8 +125,8 @@ def local_loss(net, x, y, prototypes, args):
 def prototype_distance(z, y, prototypes, distance="euclidean"):
     """Second term of Eq. 11: the mean of φ(z_b, P̂^{y_b}) over the batch.
 
-    The paper takes φ of a client's class mean. We take the mean φ of samples. It is at least as large (φ is convex), and
-    a class counts by its samples.
+    The paper takes φ of a client's class mean. We take the mean φ of samples. It is at least as large (φ is convex),
+    and a class counts by its samples.
     z (B, D), y (B,), prototypes (C, D) -> scalar."""
     difference = z - prototypes[y]
     if distance == "euclidean":
