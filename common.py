@@ -1382,38 +1382,42 @@ def choose_device(name):
     return name
 
 
+def preset(args, script, settings):
+    """What holds where nothing is typed: the settings of the resumed run, or those of the data set."""
+    if args.resume:
+        return load_checkpoint(args.resume, script)["settings"]
+    if args.dataset in settings:
+        return settings[args.dataset]
+    if "domains" in settings and len(domain_folders(Path(args.data, args.dataset))) > 1:
+        return settings["domains"]
+    return settings["default"]
+
+
 def parse(script, description, settings, add_flags, words=None):
-    """Command line -> args: what is typed, over the settings of the data set or resumed run, over the defaults."""
+    """Command line -> args: what is typed, over the preset, over the defaults."""
     words = sys.argv[1:] if words is None else words
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
 
-    # Read twice: first for --dataset, --data and --resume, which decide the defaults. --help waits for the second time.
-    typed = {text.split("=")[0] for text in words if text.startswith("--")}
+    # Read twice: first for --dataset, --data and --resume, which decide the preset. --help waits for the second time.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
-    preset = settings.get(first.dataset, settings["default"])
-    if first.resume:
-        saved = load_checkpoint(first.resume, script)
-        preset = saved["settings"]
-    elif first.dataset not in settings and "domains" in settings:
-        if len(domain_folders(Path(first.data, first.dataset))) > 1:
-            preset = settings["domains"]
-    parser.set_defaults(script=script, **preset)
+    before = preset(first, script, settings)
+    parser.set_defaults(script=script, **before)
     for one, other in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
         if getattr(first, one) or getattr(first, other):  # what is typed replaces the preset of both
             parser.set_defaults(**{one: None, other: None})
     args = parser.parse_args(words)
 
+    typed = {text.split("=")[0] for text in words if text.startswith("--")}
     for flag, partition in PARTITION_OF.items():
         if flag in typed and args.partition != partition:
             fail(f"{flag}: has no meaning with --partition {args.partition}")
     if args.clients is None and args.partition != "domain":
         fail(f"--partition {args.partition}: needs --clients, too")
     if args.resume:
-        for name, before in saved["settings"].items():
-            value = getattr(args, name)
-            if value != before and name not in NOT_LOGGED + ["rounds"]:
-                fail(f"--{name.replace('_', '-')} {value}: must be {before}, as in {args.resume}")
+        for name, value in before.items():
+            if getattr(args, name) != value and name not in NOT_LOGGED + ["rounds"]:
+                fail(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {value}, as in {args.resume}")
     args.device = choose_device(args.device)
     return args
 
