@@ -1043,6 +1043,7 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
     test images by domain; without them every client has its own."""
     if run.args.no_plots:
         return
+    show_progress("drawing pictures ...")
     if prototypes is None:
         prototypes = torch.zeros(0, run.args.feature_dim)
     if classes is None:
@@ -1171,12 +1172,12 @@ def plot_margins(clients, prototypes, classes, names):
 
     figure = Figure(figsize=(8, 4.5))
     axis = figure.subplots()
-    axis.plot(table.max(0), "^", label=f"largest of {len(clients)} clients")
-    axis.plot(table.mean(0), "o", label="mean of the clients that have the class")
-    axis.plot(np.ma.masked_invalid(margins(prototypes, classes, C)), "*", markersize=12, label="server")
+    axis.plot(table.max(0), "^", label=f"class means, the largest of {len(clients)} clients")
+    axis.plot(table.mean(0), "o", label="mean over the clients that have the class")
+    axis.plot(np.ma.masked_invalid(margins(prototypes, classes, C)), "*", markersize=12, label="server's vectors")
     axis.axhline(0, color="grey")
     label_ticks(axis.xaxis, names)
-    axis.set(xlabel="class", ylabel="distance of class means, and of the server's\nvectors, to the nearest other class")
+    axis.set(xlabel="class", ylabel="margin: distance to the nearest other class")
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
@@ -1244,7 +1245,7 @@ def plot_comparison(title, table):
     bands their ranges; grey is the most frequent class of each row. table {label: [(settings, log)]}."""
     kinds = predictions(*[log for runs in table.values() for _, log in runs])
     figure = Figure(figsize=(6 * len(kinds), 4.5 + 0.12 * len(table)))
-    panels = figure.subplots(1, len(kinds), squeeze=False)[0]
+    panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     lines = {}
     for kind, axis in zip(kinds, panels):
         title_of_panel = "one global model" if kind == "test" else f"clients' own models, by {kind}"

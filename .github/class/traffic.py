@@ -1,5 +1,6 @@
 """Exercise 7: accuracy over the numbers that were sent so far. Draws traffic.png beside the first folder, a line for
-each run and a colour for its seeds, and prints the sums.
+each run and a colour for its seeds, and prints the sums at
+half of the rounds and at the end.
 
     python .github/class/traffic.py runs/fedfm-*
 """
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 figure = Figure(figsize=(7, 4.5), layout="constrained")
 axis = figure.subplots()
-folders = [Path(name) for name in sys.argv[1:]]
+folders = [Path(name) for name in sys.argv[1:] if Path(name, "log.csv").exists()]
 colours = {}  # {folder without the seed: colour}
 for folder in folders:
     sent, total, accuracy = [], 0, []
@@ -24,7 +25,9 @@ for folder in folders:
     label = None if name in colours else name
     colours.setdefault(name, f"C{len(colours)}")
     axis.plot(sent, accuracy, color=colours[name], marker=".", label=label)
-    print(f"{name}, seed {seed}: {total / 1e6:.1f} million numbers, {accuracy[-1]:.1f} %")
+    half = len(sent) // 2 - 1
+    print(f"{name}, seed {seed}: {sent[half]:.1f} million numbers, {accuracy[half]:.1f} %; at the end "
+          f"{sent[-1]:.1f} million, {accuracy[-1]:.1f} %")
 axis.set(xlabel="numbers sent so far, up and down (millions)", ylabel="accuracy (%)")
 axis.legend()
 figure.savefig(folders[0].parent / "traffic.png", dpi=120)
