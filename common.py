@@ -1097,7 +1097,8 @@ def plot_curves(log):
         if column.startswith("acc_") or column.endswith("loss"):
             axis = left if column.startswith("acc_") else right
             marker = MARKERS[len(axis.lines)]
-            axis.plot(*curve(log, column), marker=marker, label=column.removeprefix("acc_"))
+            colour = "grey" if column == "acc_most_frequent" else None
+            axis.plot(*curve(log, column), color=colour, marker=marker, label=column.removeprefix("acc_"))
     for axis, label in (left, "accuracy (%)"), (right, "loss"):
         axis.set(xlabel="round", ylabel=label)
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

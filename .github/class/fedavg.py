@@ -9,7 +9,7 @@ One round (K participants, |w| numbers in the model):
   4. The global model is tested on the server's test images.
 
     python .github/class/fedavg.py                 built-in glyphs in four domains, under a minute
-    cp .github/class/fedavg.py mine.py             a method of your own begins here; then python mine.py
+    cp .github/class/fedavg.py mine.py             a method of your own: rename "fedavg" in the last line
 """
 
 import sys
