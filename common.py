@@ -111,19 +111,19 @@ def for_each_client(function, clients, *arguments, workers):
     """`[function(client, *arguments) for client in clients]`, in this order, but `workers` clients side by side.
 
     On a CPU a client's batches are too small to keep several cores busy. So each client runs in a thread that computes
-    on one core, as many at a time as there are cores (workers 0). On a GPU clients run one after the other."""
+    on one core, as many at a time as there are cores (workers 0). On a GPU clients run one after the other. Afterwards
+    their nets hold no gradients, which would double the memory."""
     def run(client):
         result = function(client, *arguments)
-        client.net.zero_grad()  # gradients are not needed any more and would double its memory
+        client.net.zero_grad()
         return result
 
     on_cpu = clients[0].train.y.device.type == "cpu"
     threads = (workers or os.cpu_count()) if on_cpu else 1
+    largest_first = sorted(clients, key=lambda client: -len(client.train.y))  # no wait at the end
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    jobs = {}
     try:
-        for client in sorted(clients, key=lambda client: -len(client.train.y)):  # largest first: no wait at the end
-            jobs[client.id] = pool.submit(run, client)
+        jobs = {client.id: pool.submit(run, client) for client in largest_first}
         for n, job in enumerate(as_completed(jobs.values()), start=1):
             job.result()  # raises the client's error, if there was one
             show_progress(f"client {n}/{len(clients)}")
@@ -155,7 +155,7 @@ def batches(n, batch_size, rng, rule="all", device="cpu"):
     parts = list(order.to(device).split(batch_size))
 
     if len(parts) > 1 and len(parts[-1]) < batch_size:
-        if rule in ("full", "fixed"):
+        if rule != "all":
             parts.pop()
         elif len(parts[-1]) == 1:
             single = parts.pop()
@@ -194,9 +194,7 @@ def average(models, weights):
     models: [state_dict]; weights: [n_k] -> state_dict in float64, which load_state_dict converts."""
     mean = {}
     for name in models[0]:
-        total = torch.zeros_like(models[0][name], dtype=torch.float64)
-        for model, weight in zip(models, weights):
-            total += weight * model[name].double()
+        total = sum(weight * model[name].double() for model, weight in zip(models, weights))
         mean[name] = total / sum(weights)
     return mean
 
@@ -226,11 +224,15 @@ def right_answers(client, prototypes, known):
     return by_classifier.sum().item(), by_prototype.sum().item()
 
 
+def is_evaluated(t, args):
+    return t % args.eval_every == 0 or t == args.rounds
+
+
 def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"):
     """Accuracy in % of all clients, each by its own model on its own test images: Σ right / Σ images.
     name: what the server's vectors are called
     -> {"classifier": %, name: %, "most_frequent": %}, or {} in a round without evaluation."""
-    if t % args.eval_every != 0 and t != args.rounds:
+    if not is_evaluated(t, args):
         return {}
     right = for_each_client(right_answers, clients, prototypes, known, workers=args.workers)
     by_classifier, by_prototype = zip(*right)
@@ -259,7 +261,7 @@ def accuracy(net, images):
 def evaluate_global(net, tests, t, args):
     """Accuracy in % of the global model on the server's test images, by its classifier. tests {domain: Images}
     -> {"test": mean over domains}, and each domain's where there are several; {} in a round without evaluation."""
-    if t % args.eval_every != 0 and t != args.rounds:
+    if not is_evaluated(t, args):
         return {}
     scores = {}
     for name, images in tests.items():
@@ -466,8 +468,8 @@ def dirichlet(y, args, rng):
     """FedTGP's "practical" setting, also FedSA's, and FedFM's NIID-1: a class's shares are drawn from Dir(β).
 
     As in PFLlib's generator, which HtFLlib points to, and in FedFM's code, a client that already holds N/K images gets
-    nothing of the classes that follow, and the whole is drawn again until everyone has `fewest_images`. After 100 draws
-    we take the one whose smallest client is largest."""
+    nothing of the classes that follow, and the whole is drawn again until the smallest client has enough: for us
+    `fewest_images`. After 100 draws we take the one whose smallest client is largest."""
     least, best = -1, None
     for _ in range(100):
         stock, columns = [], []
@@ -552,17 +554,16 @@ def by_domain(y, domain, domains, args, rng):
     --domain-clients says how many clients a domain has; without it --clients are dealt over the domains in turn,
     one each by default. A client gets --images-per-class of each class (or what there is), or the share
     --domain-fraction of its domain; without these, the clients of a domain share it equally."""
-    assigned = [i % len(domains) for i in range(args.clients or len(domains))]
     if args.domain_clients:
         assigned = []
         for name, n in args.domain_clients.items():
             if name not in domains:
                 fail(f"no domain {name}: give --domain-clients with some of {', '.join(domains)}")
             assigned += [domains.index(name)] * n
+    else:
+        assigned = [i % len(domains) for i in range(args.clients or len(domains))]
 
-    stock = {}
-    for d in sorted(set(assigned)):
-        stock[d] = rng.permutation(np.flatnonzero(domain == d))
+    stock = {d: rng.permutation(np.flatnonzero(domain == d)) for d in sorted(set(assigned))}
     parts = []
     for i, d in enumerate(assigned):
         index = stock[d]
@@ -952,7 +953,7 @@ def new_folder(args):
 
 
 NOT_RESUMED = ["script", "device", "trials", "out", "name", "resume", "no_plots"]  # chosen anew with --resume
-NOT_LOGGED = [*NOT_RESUMED, "data", "workers", "checkpoint_every"]  # these change no number, args.json lacks them
+NOT_LOGGED = [*NOT_RESUMED, "data", "workers", "checkpoint_every"]  # not in args.json, so that machines can be compared
 
 
 def settings_of(args, without):
@@ -1048,8 +1049,7 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
         prototypes = torch.zeros(0, run.args.feature_dim)
     if classes is None:
         classes = torch.arange(len(prototypes), device=prototypes.device)
-    figures = {"partition": plot_partition(clients, data.classes)}
-    figures["curves"] = plot_curves(read_log(run.folder))
+    figures = {"partition": plot_partition(clients, data.classes), "curves": plot_curves(read_log(run.folder))}
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
@@ -1195,7 +1195,7 @@ def compare(folders):
             continue
         about = json.loads((folder / "args.json").read_text())
         log = read_log(folder)
-        about["number of rounds"] = len(log["round"])  # a run that has not ended enters no mean
+        about["number of rounds"] = len(log["round"])  # as a setting: a run that has not ended enters no mean
         label = str(folder).removesuffix(f"-s{about['seed']}")
         table = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
         table.setdefault(label, []).append((about, log))

@@ -261,7 +261,8 @@ def lite_round(net, clients, chosen, anchors, known, t, args):
 
     Class means go up after training, if the next round is matched, and become its anchors. Models go down to all
     clients at the start of rounds 1, a + 1, ... and come up at the end of rounds a, 2a, ... and of the last. In between
-    clients keep theirs. (As the last round is special, a run that is resumed to more --rounds differs.)"""
+    clients keep theirs, and the global model does not change. (As the last round is special, a run that is resumed to
+    more --rounds differs.)"""
     model_goes_down = (t - 1) % args.model_every == 0
     model_comes_up = t % args.model_every == 0 or t == args.rounds
     next_is_matched = args.lam > 0 and t + 1 > args.warmup and t < args.rounds             # it needs anchors now

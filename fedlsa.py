@@ -112,7 +112,7 @@ class SphereNet(Net):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)          # the embedding ψ(x), (B, I)
-        h = self.projector(z)
+        h = self.projector(z)                                         # (B, L): no pooling to D values, as Net has
         if self.on_sphere:
             h = F.normalize(h, dim=1)
         return h

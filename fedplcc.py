@@ -53,7 +53,7 @@ from common import (Run, average, build_net, class_means, draw_pictures, evaluat
 class Clusters(NamedTuple):
     vectors: torch.Tensor  # (J, D) means of clusters
     classes: torch.Tensor  # (J,) the class of each
-    sizes: torch.Tensor    # (J,) how many images are in each: W_local of Eq. 9, after Eq. 10 sums of these
+    sizes: torch.Tensor    # (J,) how many images are in each: W_local of Eq. 9, W_global of Eq. 10
 
 
 class Prototypes(NamedTuple):

@@ -116,8 +116,8 @@ def local_loss(net, x, y, prototypes, known, args):
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 4: the mean of φ(z_b, P̄^{y_b}) over the samples whose class has a prototype.
 
-    The paper takes φ of a client's class mean. We take the mean φ of samples. It is at least as large (φ is convex),
-    and a class counts by its samples.
+    The paper takes φ of a client's class mean. We take the mean φ of samples. For one class it is at least as large
+    (φ is convex). But a class counts by its samples; in the paper all count alike.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     seen = known[y]
     difference = z - prototypes[y]

@@ -24,11 +24,11 @@ What we changed:
   * Eq. 5 is a sum over the client's C_i classes, ours a mean: C_i times smaller.
   * Eq. 3 has a further factor 1/|N_c|; we leave it out. It matters little: Eq. 10 gives the mean a weight of 0.0001.
   * The "trainable" layer has no loss in the paper. Ours stays random. It shrinks the anchors (lengths from 22 to 13,
-    distances from 31 to 18) and leaves their angles near 90°. So it does not separate them, as the paper wants.
+    distances from 31 to 18) and leaves their angles near 90°. The paper wants it to separate them; this one does not.
 Left open in the paper: which prediction its tables have, and which round. By classifier and by anchor our best rounds
 differ by 0.1.
-L_R and L_MCL cannot reach 0, as features are ≥ 0 (ReLU) and anchors have both signs. With ten classes L_R is at least
-about 9 and L_MCL at least 12. Seeds differ by 3 points: compare methods on the same seeds.
+L_R and L_MCL cannot reach 0, as features are ≥ 0 (ReLU) and anchors of a linear layer have both signs: with ten classes
+L_R is at least about 9 and L_MCL at least 12. Seeds differ by 3 points: compare methods on the same seeds.
 Outcome in the setting of Table 1 (second command, three seeds), last round, by classifier: 1.2 points above no
 guidance, 0.6 below FedProto. In the paper it is 1.3 above FedProto. More: .github/papers/fedsa.md.
 Nearer to the authors' code:

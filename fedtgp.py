@@ -27,8 +27,8 @@ Left open in the paper, and our choice:
   * The server's optimiser. Ours: plain SGD with the clients' learning rate and batch size.
 Seeds differ by 3 points: compare methods on the same seeds.
 Watch server_loss: in their issue 2 the authors expect a jump in accuracy when it nears 0 (0.001 on 100 classes). With
-Eq. 9's margin it cannot come near 0, unless τ cuts the margin: by the triangle inequality two classes as far apart as
-the margin cannot both be served (proof on the page). With the margin of their code, --margin-rule nearest, it can.
+Eq. 9's margin it cannot come near 0, unless τ cuts the margin: by the triangle inequality two classes no farther apart
+than the margin cannot both be served (proof on the page). Their code's margin is smaller: --margin-rule nearest.
 Outcome: FedSA's Table 1 has FedTGP 0.5 points above FedProto in the setting of the last command. An earlier version of
 this script, which sent no prototypes in round 1, was 1.4 below our FedProto (best rounds by prototype, three seeds);
 this one has not been run there.
@@ -125,8 +125,8 @@ def local_loss(net, x, y, prototypes, args):
 def prototype_distance(z, y, prototypes, distance="euclidean"):
     """Second term of Eq. 11: the mean of φ(z_b, P̂^{y_b}) over the batch.
 
-    The paper takes φ of a client's class mean. We take the mean φ of samples. It is at least as large (φ is convex),
-    and a class counts by its samples.
+    The paper takes φ of a client's class mean. We take the mean φ of samples. For one class it is at least as large
+    (φ is convex). But a class counts by its samples; in the paper all count alike.
     z (B, D), y (B,), prototypes (C, D) -> scalar."""
     difference = z - prototypes[y]
     if distance == "euclidean":
