@@ -29,8 +29,7 @@ TRIALS = {  # one setting changed, seed 0: what it is
     "trial-fedlsa-first": "FedLSA, `--alpha 0.02 --lam 0.1 --tau 0.1`",
     "trial-fedlsa-server-sgd": "FedLSA, the server without momentum and weight decay",
     "trial-fedlsa-tau-outside": "FedLSA, τ of Eq. 4 outside the exponential, as printed",
-    "trial-fedplcc-avg-e1": "FedPLCC's FedAvg, `--local-epochs 1`",
-    "trial-fedplcc-e1": "FedPLCC, `--local-epochs 1`",
+    "trial-fedplcc-avg-all": "FedPLCC's FedAvg, `--domain-fraction 1`, not ended",
 }
 
 
