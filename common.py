@@ -225,6 +225,7 @@ def right_answers(client, prototypes, known):
 
 
 def is_evaluated(t, args):
+    """Whether round t is one of every --eval-every, or the last."""
     return t % args.eval_every == 0 or t == args.rounds
 
 
@@ -1195,6 +1196,8 @@ def compare(folders):
             continue
         about = json.loads((folder / "args.json").read_text())
         log = read_log(folder)
+        if not predictions(log):  # a run that goes on and has not been tested yet
+            continue
         about["number of rounds"] = len(log["round"])  # as a setting: a run that has not ended enters no mean
         label = str(folder).removesuffix(f"-s{about['seed']}")
         table = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
@@ -1237,7 +1240,7 @@ def print_row(label, runs):
         if kind == "test":
             models, by = "global", "classifier"
         elif all("acc_most_frequent" in log for log in logs):
-            lead = mean_std([score - log["acc_most_frequent"][-1] for score, log in zip(final, logs)])
+            lead = mean_std([score - np.nanmax(log["acc_most_frequent"]) for score, log in zip(final, logs)])
         print(f"| {label} | {seeds} | {models} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} | {rounds} |")
 
 
@@ -1263,7 +1266,7 @@ def plot_comparison(title, table):
             lines[label] = line
             axis.fill_between(seen + 1, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
             if kind != "test" and all("acc_most_frequent" in log for log in logs):
-                usual = np.mean([log["acc_most_frequent"][-1] for log in logs])
+                usual = np.mean([np.nanmax(log["acc_most_frequent"]) for log in logs])
                 lines["most frequent class"] = axis.axhline(usual, color="grey")
     figure.suptitle(title)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)

@@ -136,6 +136,22 @@ def test_runs_of_one_name_that_differ_are_not_averaged_or_hidden(run, tmp_path, 
     assert "elsewhere/fedfm-glyphs: no mean, as these runs differ in lam" in out
 
 
+def test_a_run_that_goes_on_can_be_compared(run, tmp_path, capsys):
+    """Catches: a run in the middle of two evaluations, or before its first one, that stops the table or has no lead."""
+    folder = run("fedproto", SMALL["fedproto"], "--rounds 3 --eval-every 2").folder
+    lines = (folder / "log.csv").read_text().splitlines()
+    blank = ",".join("" if name.startswith("acc_") else "3" for name in lines[0].split(","))
+    (folder / "log.csv").write_text("\n".join([*lines[:3], blank]))
+    common.compare([folder])
+    rows = table(capsys.readouterr().out)
+    tested = dict(zip(lines[0].split(","), lines[2].split(",")))
+    assert rows[0][6] == f"{float(tested['acc_classifier']) - float(tested['acc_most_frequent']):.2f}"
+    (folder / "log.csv").write_text("round,loss,up,down,seconds\n1,2.3,4,5,6\n")
+    with pytest.raises(SystemExit) as stop:
+        common.compare([folder])
+    assert stop.value.code == 2
+
+
 def test_published_logs_are_read(tmp_path, capsys):
     """Catches: a published log that cannot be compared, or a figure that is not drawn."""
     folders = sorted(path.parent for path in (ROOT / ".github" / "results").glob("*/*/args.json"))
