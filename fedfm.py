@@ -197,8 +197,8 @@ def squared_distance(z, y, anchors, known):
 
 
 def mean_over(seen, losses):
-    """The mean of losses (B,) over the samples that `seen` (B,) marks, 0 if there are none. Other losses may be infinite
-    or nan; masked_fill drops them and their gradients."""
+    """The mean of losses (B,) over the samples that `seen` (B,) marks, 0 if there are none. Other losses may be
+    infinite or nan; masked_fill drops them and their gradients."""
     return losses.masked_fill(~seen, 0).sum() / seen.sum().clamp(min=1)
 
 
