@@ -31,7 +31,7 @@ def stars(axis, centres):
 figure = Figure(figsize=(12, 3.8), layout="constrained")
 panels = figure.subplots(1, 3, width_ratios=[1, 1, 1.5])
 one = np.array([[-1.2, 0.9], [-0.4, -0.9], [1.1, 0.6]])
-two = np.array([[0.9, -0.8], [-1.1, 0.1], [-0.1, 1.2]])
+two = np.array([[-1.0, -0.9], [1.2, -0.7], [-0.1, 1.3]])
 mean = (one + two) / 2
 
 panels[0].set_title("a sketch: without guidance\neach client has its own space")

@@ -18,6 +18,10 @@ FEDPLCC = {  # FedPLCC, Table III
     "fedplcc-avg": ("FedAvg, `--lam-contra 0 --lam-corr 0`", [62.50, 83.16, 72.41, 53.33]),
     "fedplcc": ("FedPLCC", [72.77, 84.74, 75.86, 80.00]),
 }
+FEDPLCC_ONE_EPOCH = {  # the same with --local-epochs 1
+    "trial-fedplcc-avg-e1": ("FedAvg, one epoch", [62.50, 83.16, 72.41, 53.33]),
+    "trial-fedplcc-e1": ("FedPLCC, one epoch", [72.77, 84.74, 75.86, 80.00]),
+}
 TRIALS = {  # one setting changed, seed 0: what it is
     "trial-avg-dealing": "FedAvg, `--domain-clients caltech:3,amazon:2,webcam:1,dslr:4`",
     "trial-avg-dealing-augment": "the same, random crop and flip, ImageNet's mean and standard deviation",
@@ -39,6 +43,7 @@ FEDPLCC_TRIALS = {  # seed 0; all but the first and the last have --local-epochs
     "trial-fedplcc-e1": "FedPLCC, one epoch",
     "trial-fedplcc-e1-augment": "FedPLCC, random crop and flip, ImageNet's normalisation",
     "trial-fedplcc-e1-first": "FedPLCC, `--finch-level first`",
+    "trial-fedplcc-e1-fpl": "FPL's side, `--local-prototypes mean --uniform-weights --phi 1 --alpha 1`",
     "trial-fedplcc-e1-lam32": "FedPLCC, λ1 and λ2 divided by 32, `--lam-contra 0.625 --lam-corr 6.25`",
     "fedplcc": "FedPLCC, ten epochs",
 }
@@ -56,9 +61,9 @@ def last_rounds(folder, rounds=1):
     return accuracies + [statistics.mean(accuracies)]
 
 
-def seeds_of(name):
-    """{seed: last accuracies} of a row."""
-    found = {seed: last_rounds(f"{name}-s{seed}") for seed in (0, 1, 2)}
+def seeds_of(name, rounds=1):
+    """{seed: accuracies, averaged over the last rounds} of a row."""
+    found = {seed: last_rounds(f"{name}-s{seed}", rounds) for seed in (0, 1, 2)}
     return {seed: accuracies for seed, accuracies in found.items() if accuracies}
 
 
@@ -75,24 +80,24 @@ def print_row(title, seeds, columns):
 HEAD = "| | seeds | Caltech | Amazon | Webcam | DSLR | mean |\n|---|---|---|---|---|---|---|"
 
 
-def print_paper(paper, rows, baseline):
-    """A paper's rows, then their leads over its FedAvg."""
-    print(f"\n{paper}, accuracy in the last round\n\n{HEAD}")
+def print_paper(paper, rows, baseline, rounds=1):
+    """A paper's rows, averaged over the last rounds, then their leads over its FedAvg."""
+    print(f"\n{paper}, accuracy, rounds averaged: the last {rounds}\n\n{HEAD}")
     for name, (title, published) in rows.items():
-        runs = seeds_of(name)
+        runs = seeds_of(name, rounds)
         if runs:
             print_row(title, ", ".join(map(str, runs)), [cell(column) for column in zip(*runs.values())])
         if published:
             print_row("the paper's", "", [f"{value:.2f}" for value in published + [statistics.mean(published)]])
 
-    base = seeds_of(baseline)
+    base = seeds_of(baseline, rounds)
     first = rows[baseline][1]
     print(f"\n{paper}, leads over FedAvg on the same seed\n\n{HEAD}")
     for name, (title, published) in rows.items():
         if name == baseline:
             continue
         leads = {}
-        for seed, accuracies in seeds_of(name).items():
+        for seed, accuracies in seeds_of(name, rounds).items():
             if seed in base:
                 leads[seed] = [a - b for a, b in zip(accuracies, base[seed])]
         if leads:
@@ -105,6 +110,7 @@ def print_paper(paper, rows, baseline):
 def main():
     print_paper("FedLSA", FEDLSA, "fedlsa-avg")
     print_paper("FedPLCC", FEDPLCC, "fedplcc-avg")
+    print_paper("FedPLCC with one epoch", FEDPLCC_ONE_EPOCH, "trial-fedplcc-avg-e1", rounds=20)
 
     print(f"\nTrials: one choice changed, seed 0, last round\n\n{HEAD}")
     for name, title in TRIALS.items():
