@@ -27,11 +27,12 @@ What we changed:
 Left open in the paper, and our choice:
   * Equal architectures start from equal weights. For FedProto that is 39 points by prototype (fedproto.py).
   * The server's optimiser. Ours: plain SGD with the clients' learning rate and batch size.
-Outcome in the setting of FedSA's Table 1 (last command, three seeds): an older version of this script, which sent no
-prototypes in round 1, learns faster by prototype than our FedProto, but ends behind it: in the best rounds by 1.4
-points by prototype and 0.7 by classifier. In FedSA's paper it is 0.5 above. In the paper's own Table 1 (practical,
-eight large networks, not run here) FedTGP leads FedProto by 6.1 (CIFAR-10) and 10.6 (CIFAR-100), in Table 10
-(Fashion-MNIST) by 0.1; there this script is 0.5 behind by classifier after 50 of 1000 rounds (seed 0).
+Outcome in the setting of FedSA's Table 1 (last command, three seeds): by prototype it learns faster than our FedProto,
+but ends behind it: in the best rounds by 1.4 points by prototype and 0.7 by classifier. In FedSA's paper it is 0.5
+above. (This was an older version, which sent no prototypes in round 1; this one ends within 0.1 of it on seed 0, best
+rounds.) In the paper's own Table 1 (practical, eight large networks, not run here) FedTGP leads FedProto by 6.1
+(CIFAR-10) and 10.6 (CIFAR-100), in Table 10 (Fashion-MNIST) by 0.1; there this script is 0.5 behind by classifier
+after 50 of 1000 rounds (seed 0).
 Seeds differ by 3 points: compare methods on the same seeds. More: .github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in glyphs, under a minute
