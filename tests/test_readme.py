@@ -55,6 +55,14 @@ def test_every_command_is_one_that_runs(page, command):
         arguments(script, *words[2:])
 
 
+def test_quick_start_runs_then_tests():
+    """Catches: a fenced block of output among the quick start's two, which whoever runs the second one would execute."""
+    quick_start = PAGES["README.md"].split("## Quick start")[1].split("\n## ")[0]
+    blocks = re.findall(r"^```.*?\n(.*?)^```", quick_start, re.M | re.S)
+    assert len(blocks) == 2, "an example of output is indented, not fenced"
+    assert "fedproto.py" in blocks[0] and "pytest" in blocks[1]
+
+
 def test_the_patch_has_no_prose():
     """Catches: a line of the patch that git looks for and that a better text would change: a comment, a docstring, a
     help."""
