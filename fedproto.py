@@ -1,41 +1,41 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
-Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. We follow FedTGP (AAAI 2024), which restates and runs it: "the
-paper", all equation numbers and settings are FedTGP's.
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
+We follow the paper of FedTGP (AAAI 2024), which describes FedProto and compares with it. "The paper", equation numbers
+and settings below are FedTGP's.
 
 Clients keep their own models, of any architecture, and never send them. They share one mean feature vector per
-class, the prototype. The server averages the clients' prototypes. Each client pulls its features towards the
+class, the prototype. The server averages the clients' prototypes. Each client pulls its feature vectors towards the
 average of their class, so that all clients mean the same thing by "class 3" without seeing each other's images.
 
-One round (K participants, C classes, C_i of them at client i, D features; the paper writes K for D):
+One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers; the paper writes K for D):
   1. The server sends the prototypes that exist so far to each participant. In
      round 1 there are none.                                                           down: D numbers per prototype
-  2. Each participant trains: cross-entropy + λ · distance of a feature to its class's prototype (Eq. 4).
-  3. Each sends the class means of its features (Eq. 2) and its class counts.          up: C_i · (D + 1)
+  2. Each participant trains: cross-entropy + λ · mean distance of its feature vectors to the prototypes of their
+     classes (Eq. 4). A class without a prototype adds no distance.
+  3. Each sends the class means of its feature vectors (Eq. 2) and its class counts.   up: C_i · (D + 1)
   4. The server averages them, weighted by the counts (Eq. 3).
-  5. Every client, participant or not, tests its model on its own test images, a quarter of its share. It does so
-     twice: by the nearest new prototype, and by its classifier. Sending the prototypes for this is not counted.
-In the paper λ = 0.1, E = 1 epoch, batches of B = 10, learning rate η = 0.01, T = 1000 rounds, 20 clients, all in each.
+  5. Every client, participant or not, tests its model on a quarter of its images, on which it never trains. It predicts
+     twice: by the nearest new prototype, as in the paper, and by its classifier. This traffic is not counted.
+The paper has λ = 0.1, E = 1 epoch in a round, batches of B = 10, learning rate η = 0.01, T = 1000 rounds, and 20
+clients that take part in each round.
 
 What we changed:
-  * In the paper a round begins with the uploads; ours begins with training, as in FedTGP's Algorithm 1.
-  * Eq. 4 has the distance of a class's mean to its prototype. We take the mean distance of its samples, which also
-    makes a class compact. It brings 1.0 to 2.9 points by prototype and costs 0.1 to 0.3 by classifier (a fifth of
-    CIFAR-10, 12 rounds, three seeds).
-  * Eq. 3 has a further factor 1/|N_c|. It would divide a prototype by the number of its owners; we leave it out.
-  * Eq. 3 averages over all owners of a class. We average over those that took part in the round, and the prototypes
-    jump: with ten of 100 clients by up to 17 points of accuracy between tests 20 rounds apart (seed 0).
+  * A round begins with training, as in Algorithm 1 (FedTGP's). In the text on FedProto it begins with the uploads.
+  * Eq. 4 has the distance of a class's mean to its prototype. We take the mean distance of its samples. On a fifth of
+    CIFAR-10 that gains 1 to 3 points by prototype and costs 0.1 to 0.3 by classifier.
+  * Eq. 3 has a further factor 1/|N_c|. Its weights already add up to 1, so the factor would shrink the prototypes.
+  * Eq. 3 averages over all owners of a class, ours over those that took part in the round.
   * The paper averages the clients' accuracies. Ours is all right answers over all test images.
-  * We count the class counts among the numbers that travel. The paper does not.
-  * By default all clients have a small CNN (cnn4, as in FedSA's Table 1). The paper mixes eight: --model htfe8.
-Left open in the paper, and our choice:
-  * Equal architectures start from equal weights. From different weights the nearest prototype is right for 26.8 %
-    instead of 65.6 %, by classifier it is 82.8 % both times (CIFAR-10 (JPEG), 100 clients, round 100 of 1000, seed 0).
-Outcome in the setting of FedSA's Table 1 (--clients 100 below, three seeds, best rounds): by classifier 86.5, and 84.8
-with --lam 0; by prototype 86.2 and 81.1; always the most frequent class 74.1. FedSA's paper has 87.49.
-Seeds differ by 3 points: compare methods on the same seeds. More: .github/papers/fedproto.md.
+  * On CIFAR all clients have one small CNN (cnn4), as in FedSA's Table 1. The paper mixes eight models: --model htfe8.
+Left open in the paper:
+  * First weights. Equal architectures start from equal ones. From different ones accuracy by prototype is much lower:
+    26.8 % instead of 65.6 % in round 100 of the third command.
+Outcome in FedSA's Table 1 (third command, three seeds, best rounds): by classifier 86.5, and 84.8 without guidance; by
+prototype 86.2, and 81.1. FedSA's paper has 87.49. Seeds differ by 3 points: compare methods on the same seeds.
+Details and sizes: .github/papers/fedproto.md.
 
     python fedproto.py                                                       built-in glyphs, half a minute
-    python fedproto.py --lam 0                                               local training, tested in the same ways
+    python fedproto.py --lam 0                                               without guidance: every client alone
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA Table 1, cross-device
     python fedproto.py --dataset cifar100 --model htfe8                      FedTGP Table 1, practical
 """
@@ -67,8 +67,8 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        down = len(chosen) * known.sum() * D                          # now, because `known` grows below
-        # as [client_update(client, prototypes, known, t, args) for client in chosen], several at a time
+        down = len(chosen) * known.sum() * D                          # before `known` grows
+        # the same as [client_update(client, prototypes, known, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
 
         local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
@@ -120,8 +120,8 @@ def local_loss(net, x, y, prototypes, known, args):
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 4: the mean of φ(z_b, P̄^{y_b}) over the samples whose class has a prototype.
 
-    The paper takes φ of a client's class mean. We take the mean φ of samples. For one class ours is at least as large,
-    as φ is convex. In ours a class weighs by its samples; in the paper all classes weigh the same.
+    The paper takes φ of a client's class mean. We take the mean φ of samples. So in ours a class weighs by its samples;
+    in the paper all classes weigh the same.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     seen = known[y]
     difference = z - prototypes[y]
@@ -160,7 +160,7 @@ BASE = dict(                # the setting of FedTGP and FedSA, where no comment 
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper: HtFLlib drops a last, smaller batch
+    batches="full",         # not in the paper: HtFLlib, its authors' library, drops a last, smaller batch
     lr=0.01,
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
