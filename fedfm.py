@@ -110,8 +110,8 @@ def fedfm_round(net, chosen, anchors, known, t, args):
         client.net.load_state_dict(net.state_dict())
     is_matched = args.lam > 0 and t > args.warmup
     if is_matched:
-        local, counts = local_anchors(chosen, args)                                        # Eq. 8
-        anchors, known = new_anchors(local, counts, anchors, known, args)                  # Eq. 9
+        local_means, counts = local_anchors(chosen, args)                                  # Eq. 8
+        anchors, known = new_anchors(local_means, counts, anchors, known, args)            # Eq. 9
 
     # the same as [client_update(client, anchors, known, t, args) for client in chosen], several at a time
     uploads = for_each_client(client_update, chosen, anchors, known, t, args, workers=args.workers)
@@ -129,7 +129,7 @@ def fedfm_round(net, chosen, anchors, known, t, args):
 
 def local_anchors(chosen, args):
     """Eq. 8: each participant computes the class means of its training images under client.net, in eval mode and
-    without augmentation -> local (K, C, D), counts (K, C)."""
+    without augmentation -> local_means (K, C, D), counts (K, C)."""
     replies = for_each_client(local_class_means, chosen, workers=args.workers)
     means, counts = zip(*replies)
     return torch.stack(means), torch.stack(counts)
@@ -207,30 +207,30 @@ def proximal(net, start):
 
 # --- server -----------------------------------------------------------------------------------------
 
-def new_anchors(local, counts, anchors, known, args):
+def new_anchors(local_means, counts, anchors, known, args):
     """Eq. 9, or the plain mean of Section VII-D.1 with --aggregate uniform -> anchors (C, D), known (C,)."""
     if args.aggregate == "uniform":
-        return uniform_anchors(local, counts, anchors, known)
-    return weighted_anchors(local, counts, anchors, known)
+        return uniform_anchors(local_means, counts, anchors, known)
+    return weighted_anchors(local_means, counts, anchors, known)
 
 
-def weighted_anchors(local, counts, anchors, known):
+def weighted_anchors(local_means, counts, anchors, known):
     """Eq. 9: a_c = Σ_k n_kc a_kc / Σ_k n_kc. A class that nobody has keeps its anchor.
 
-    local (K, C, D), counts (K, C), anchors (C, D), known (C,) bool -> new anchors, known."""
+    local_means (K, C, D), counts (K, C), anchors (C, D), known (C,) bool -> new anchors, known."""
     total = counts.sum(0)                                             # (C,)
-    mean = (local * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
+    mean = (local_means * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     has_mean = total > 0
     return torch.where(has_mean[:, None], mean, anchors), known | has_mean
 
 
-def uniform_anchors(local, counts, anchors, known):
+def uniform_anchors(local_means, counts, anchors, known):
     """Section VII-D.1: the plain mean over all participants. A client that lacks the class contributes the old anchor.
 
     Here the server puts it in; in a real system the client would send it. Before a class has an anchor only its owners
     count. Shapes as above."""
     owned = counts > 0                                                # (K, C)
-    contributed = torch.where(owned[:, :, None], local, anchors)
+    contributed = torch.where(owned[:, :, None], local_means, anchors)
     contributes = owned | known                                       # everybody, once the class has an anchor
     each_counts_once = contributes.long()
     return weighted_anchors(contributed, each_counts_once, anchors, known)
@@ -273,8 +273,8 @@ def lite_round(net, clients, chosen, anchors, known, t, args):
     if model_comes_up:
         net.load_state_dict(average_of(uploads, chosen))                                   # Eq. 11
     if next_is_matched:
-        local, counts = local_anchors(chosen, args)                                        # Eq. 8
-        anchors, known = new_anchors(local, counts, anchors, known, args)                  # Eq. 9
+        local_means, counts = local_anchors(chosen, args)                                  # Eq. 8
+        anchors, known = new_anchors(local_means, counts, anchors, known, args)            # Eq. 9
 
     up = 0
     down = len(chosen) * anchors_down

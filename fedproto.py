@@ -74,10 +74,10 @@ def main(args):
         # the same as [client_update(client, prototypes, known, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
 
-        local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
+        local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (K, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (K, C)
-        mean, sent = weighted_mean(local, counts, args.aggregate)                          # Eq. 3
-        prototypes = torch.where(sent[:, None], mean, prototypes)     # an absent class keeps its prototype
+        averages, sent = weighted_mean(local_prototypes, counts, args.aggregate)           # Eq. 3
+        prototypes = torch.where(sent[:, None], averages, prototypes)  # an absent class keeps its prototype
         known = known | sent
 
         up = (counts > 0).sum() * D
@@ -109,8 +109,8 @@ def client_update(client, prototypes, known, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    local, counts = class_means(client.net, client.train)                                  # Eq. 2, on its images
-    return Upload(local, counts, torch.stack(losses).mean())
+    local_prototypes, counts = class_means(client.net, client.train)                       # Eq. 2, on its images
+    return Upload(local_prototypes, counts, torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, prototypes, known, args):
@@ -137,17 +137,17 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
 
 # --- server -----------------------------------------------------------------------------------------
 
-def weighted_mean(local, counts, aggregate="weighted"):
+def weighted_mean(local_prototypes, counts, aggregate="weighted"):
     """Eq. 3: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over this round's participants. "uniform": all owners weigh the same.
 
     In the paper the sum runs over all clients that have class c, and there is a further factor: one over the number of
     these clients. It would divide each prototype by the number of its owners, so we leave it out.
-    local (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were sent (C,) bool."""
+    local_prototypes (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were sent (C,) bool."""
     weights = counts
     if aggregate == "uniform":
         weights = (counts > 0).float()
     total = weights.sum(0)
-    mean = (local * weights[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
+    mean = (local_prototypes * weights[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0
 
 

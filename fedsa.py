@@ -75,10 +75,10 @@ def main(args):
         # the same as [client_update(client, anchors, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, anchors, t, args, workers=args.workers)
 
-        local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
+        local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (K, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (K, C)
-        mean, sent = weighted_mean(local, counts)                                          # Eq. 3
-        anchors = ema(anchors, mean, sent, args.alpha)                                     # Eq. 10
+        averages, sent = weighted_mean(local_prototypes, counts)                           # Eq. 3
+        anchors = ema(anchors, averages, sent, args.alpha)                                 # Eq. 10
 
         scores = evaluate_personal(clients, anchors, t, args, name="anchor")
         up = (counts > 0).sum() * (D + 1)                             # Σ_i C_i · (D + 1)
@@ -192,14 +192,14 @@ def classifier_calibration(classifier, anchors):
 
 # --- server -----------------------------------------------------------------------------------------
 
-def weighted_mean(local, counts):
+def weighted_mean(local_prototypes, counts):
     """Eq. 3: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over this round's participants.
 
     In the paper the sum runs over all clients that have class c, and there is a further factor: one over the number of
     these clients. It would divide each prototype by the number of its owners, so we leave it out.
-    local (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    local_prototypes (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
-    mean = (local * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
+    mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0
 
 

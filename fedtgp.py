@@ -76,10 +76,10 @@ def main(args):
         # the same as [client_update(client, prototypes, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, prototypes, t, args, workers=args.workers)
 
-        local = torch.stack([upload.prototypes for upload in uploads])                     # (K, C, D)
+        local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (K, C, D)
         owned = torch.stack([upload.owned for upload in uploads])                          # (K, C)
-        margin = adaptive_margin(local, owned, args.margin_rule, args.tau)                 # Eq. 9
-        prototypes, server_loss = server_update(prototype_net, local, owned, margin, t, args)  # Eq. 10
+        margin = adaptive_margin(local_prototypes, owned, args.margin_rule, args.tau)      # Eq. 9
+        prototypes, server_loss = server_update(prototype_net, local_prototypes, owned, margin, t, args)  # Eq. 10
 
         up = owned.sum() * D
         down = len(chosen) * C * D
@@ -99,7 +99,7 @@ def client_update(client, prototypes, t, args):
     In the paper (Algorithm 1) a client sends the class means of the trained model. With --uploads before they are
     those of the model before it trains, as in the authors' code."""
     if args.uploads == "before":
-        local, counts = class_means(client.net, client.train)
+        local_prototypes, counts = class_means(client.net, client.train)
 
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
@@ -113,8 +113,8 @@ def client_update(client, prototypes, t, args):
         losses.append(loss.detach())
 
     if args.uploads == "after":
-        local, counts = class_means(client.net, client.train)                              # Eq. 2
-    return Upload(local, counts > 0, torch.stack(losses).mean())
+        local_prototypes, counts = class_means(client.net, client.train)                   # Eq. 2
+    return Upload(local_prototypes, counts > 0, torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, prototypes, args):
@@ -158,14 +158,14 @@ class GlobalPrototypes(nn.Module):
         return self.mlp(self.v)
 
 
-def server_update(prototype_net, local, owned, margin, t, args):
+def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     """Train the GlobalPrototypes on this round's uploads (Eqs. 5 and 10) for S epochs -> P̂ (C, D), mean loss of the
     last epoch.
 
     In the paper Eq. 10 is a sum over uploads; we take the mean over a batch, as the authors' code does. --batches does
     not apply here: every upload is used, and a single last one joins the batch before.
-    local (K, C, D), owned (K, C) bool."""
-    p = local[owned]                                                  # (n, D) the uploaded prototypes
+    local_prototypes (K, C, D), owned (K, C) bool."""
+    p = local_prototypes[owned]                                       # (n, D) the uploaded prototypes
     _, labels = owned.nonzero(as_tuple=True)                          # (n,) their classes, in the same order
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
@@ -191,7 +191,7 @@ def margin_contrastive(p, labels, prototypes, margin):
     return F.cross_entropy(-(phi + margin * own_class), labels)
 
 
-def adaptive_margin(local, owned, margin_rule="pairwise", tau=100.0):
+def adaptive_margin(local_prototypes, owned, margin_rule="pairwise", tau=100.0):
     """Eq. 9: δ = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ), where Q^c is the mean of the uploaded prototypes of class c.
 
     margin_rule
@@ -199,17 +199,18 @@ def adaptive_margin(local, owned, margin_rule="pairwise", tau=100.0):
          "nearest"   the largest distance to the *nearest* other class, as in Fig. 1 and in the authors' code
          "fixed"     τ itself (ablation FM; the paper gives no value)
          "none"      0 (ablation SCL, Eq. 6)
-    local (K, C, D), owned (K, C) bool -> scalar. With fewer than two uploaded classes the first two rules give 0."""
+    local_prototypes (K, C, D), owned (K, C) bool -> scalar. With fewer than two uploaded classes the first two rules
+    give 0."""
     if margin_rule == "fixed":
-        return local.new_tensor(tau)
+        return local_prototypes.new_tensor(tau)
     if margin_rule == "none":
-        return local.new_zeros(())
+        return local_prototypes.new_zeros(())
     owners = owned.sum(0)                                             # (C,) how many uploads of each class
-    total = (local * owned[:, :, None]).sum(0)                        # (C, D)
+    total = (local_prototypes * owned[:, :, None]).sum(0)             # (C, D)
     uploaded = owners > 0
     centres = total[uploaded] / owners[uploaded][:, None]             # Q^c
     if len(centres) < 2:
-        return local.new_zeros(())
+        return local_prototypes.new_zeros(())
     phi = distances(centres, centres)
     if margin_rule == "nearest":
         phi.fill_diagonal_(torch.inf)                                 # no centre is its own neighbour
