@@ -48,6 +48,7 @@ FEDPLCC_TRIALS = {  # seed 0; all but the first and the last have --local-epochs
     "trial-fedplcc-e1-fpl": "FPL's side, `--local-prototypes mean --uniform-weights --phi 1 --alpha 1`",
     "trial-fedplcc-e1-phi1": "FedPLCC, `--phi 1`",
     "trial-fedplcc-e1-tau055": "FedPLCC, `--tau 0.055`",
+    "trial-fedplcc-e1-tau55": "FedPLCC, `--tau 0.55`",
     "trial-fedplcc-avg-e1-32px": "FedAvg, `--image-size 32`",
     "trial-fedplcc-e1-32px": "FedPLCC, `--image-size 32`",
     "trial-fedplcc-e1-lam32": "FedPLCC, λ1 and λ2 divided by 32, `--lam-contra 0.625 --lam-corr 6.25`",
