@@ -21,6 +21,7 @@ FEDPLCC = {  # FedPLCC, Table III
 FEDPLCC_ONE_EPOCH = {  # the same with --local-epochs 1
     "trial-fedplcc-avg-e1": ("FedAvg, one epoch", [62.50, 83.16, 72.41, 53.33]),
     "trial-fedplcc-e1": ("FedPLCC, one epoch", [72.77, 84.74, 75.86, 80.00]),
+    "trial-fedplcc-e1-phi1": ("FedPLCC, one epoch, `--phi 1`", None),
 }
 TRIALS = {  # one setting changed, seed 0: what it is
     "trial-avg-dealing": "FedAvg, `--domain-clients caltech:3,amazon:2,webcam:1,dslr:4`",
