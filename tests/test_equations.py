@@ -573,12 +573,21 @@ def beside_cross_entropy(script, z, y, p, weights, start, margin):
         return (0.3 * distance_term(z, y, p, EXISTS, mse) + 0.2 * margin_term(z, y, p, margin)
                 + 0.6 * calibration(p, *weights[2:]))
     if script == "fedlsa":                                                                         # FedLSA Eq. 10
-        return 0.7 * compactness(z, y, p, 0.5)
+        return 0.7 * compactness(z, y, p, 0.4)
     if script == "fedplcc":                                                                        # FedPLCC Eq. 4
-        s = similarities(z, p, 0.5)
-        return 0.4 * contrast(s, y, KINDS, SHARES, 0.5) + 0.9 * attraction(s, y, KINDS, SHARES, 0.5)
+        s = similarities(z, p, 0.6)
+        return 0.4 * contrast(s, y, KINDS, SHARES, 0.4) + 0.9 * attraction(s, y, KINDS, SHARES, 0.5)
     moved = sum(((a - b) ** 2).sum() for a, b in zip(weights, start))
     return 0.7 * guiding(z, y, p, TWO_EXIST, 0.3) + 0.8 * moved / 2                                # FedFM Eqs. 2, 10
+
+
+def test_minibatches_follow_the_rule():
+    """Catches: a round's batches that ignore --batches."""
+    client = common.Client(0, common.Images(torch.zeros(25, 3, 2, 2).byte(), torch.arange(25)), net=None)
+    args = SimpleNamespace(seed=0, local_epochs=1, batch_size=10, batches="full")
+    assert [len(y) for _, y in common.minibatches(client, 1, args)] == [10, 10]
+    args.batches = "fixed"
+    assert torch.cat([y for _, y in common.minibatches(client, 1, args)]).tolist() == list(range(20))
 
 
 @pytest.mark.parametrize("script", ["fedproto", "fedtgp", "fedsa", "fedlsa", "fedplcc", "fedfm"])
@@ -608,7 +617,7 @@ def test_clients(script):
 
     args = SimpleNamespace(seed=0, local_epochs=2, batch_size=8, batches="all", lr=0.1, momentum=0.9,
                            weight_decay=0.01, lam=0.7, distance="mse", lam_r=0.3, lam_mcl=0.2, lam_cc=0.6,
-                           margin_rule="average", tau=0.5, compactness="vmf", alpha=0.5, lam_contra=0.4, lam_corr=0.9,
+                           margin_rule="average", tau=0.4, compactness="vmf", alpha=0.6, lam_contra=0.4, lam_corr=0.9,
                            phi=0.5, match="cg", temperature=0.3, prox=0.8, augment=False, uploads="after",
                            finch_level="last", local_prototypes="mean")
     client, given = common.Client(0, common.Images(x, torch.tensor(y)), net=net), tensor(p).float()
