@@ -1,4 +1,4 @@
-"""FedLSA. Beyond Federated Prototype Learning: Learnable Semantic Anchors with Hyperspherical Contrast for
+"""FedLSA: Beyond Federated Prototype Learning: Learnable Semantic Anchors with Hyperspherical Contrast for
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
 Clients hold different domains (photos, sketches, ...). The paper argues that prototypes averaged from their features
@@ -8,8 +8,7 @@ gather their features around the anchor of their class. Features have length 1, 
 spread unevenly in Euclidean space.
 
 One round (K participants, C classes, feature vectors of L numbers, |w| numbers in the model):
-  1. The server goes on training the anchors for E_s = 500 gradient steps (Eqs. 3-5),
-     with the global classifier frozen.
+  1. The server goes on training the anchors for E_s = 500 gradient steps (Eqs. 3-5). The global classifier is frozen.
   2. It sends the model and the anchors to each participant.                           down: |w| + C · L numbers
   3. Each participant trains the model for E_c = 5 epochs in batches of B = 64: cross-entropy (Eq. 9)
      + λ · compactness (Eq. 8), together Eq. 10.

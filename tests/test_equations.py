@@ -581,6 +581,23 @@ def beside_cross_entropy(script, z, y, p, weights, start, margin):
     return 0.7 * guiding(z, y, p, TWO_EXIST, 0.3) + 0.8 * moved / 2                                # FedFM Eqs. 2, 10
 
 
+def test_a_loss_follows_its_flag():
+    """Catches: --compactness and --match that never reach the loss. The terms alone are tested above."""
+    torch.manual_seed(2)
+    extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    net = common.Net(extractor, torch.nn.Linear(3, 3), 3, 3)
+    x, y, anchors = torch.randint(256, (8, 1, 2, 2)).byte(), torch.arange(8) % 3, torch.rand(3, 3)
+    known = torch.ones(3, dtype=torch.bool)
+    z = net.features(x)
+    entropy = torch.nn.functional.cross_entropy(net.classifier(z), y)
+
+    args = SimpleNamespace(lam=0.7, tau=0.4, alpha=0.6, compactness="l2", match="l2", temperature=0.3)
+    agree(fedlsa.local_loss(net, x, y, anchors, args),
+          (entropy + 0.7 * fedlsa.compactness(z, y, anchors, 0.4, "l2")).item(), 1e-5)
+    agree(fedfm.local_loss(net, x, y, anchors, known, args),
+          (entropy + 0.7 * fedfm.squared_distance(z, y, anchors, known)).item(), 1e-5)
+
+
 def test_minibatches_follow_the_rule():
     """Catches: a round's batches that ignore --batches."""
     client = common.Client(0, common.Images(torch.zeros(25, 3, 2, 2).byte(), torch.arange(25)), net=None)
