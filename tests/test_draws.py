@@ -91,6 +91,23 @@ def test_pathological_cuts_a_class_anywhere():
     assert sizes.mean(0) / 10000 == pytest.approx(0.2, abs=0.04)  # nobody has the largest piece always
 
 
+def test_pathological_deals_classes_by_the_seed():
+    """Catches: the first client always with the first classes. Of 45 pairs of classes 40 draws give some 26."""
+    y = np.arange(2000) % 10
+    flags = dict(partition="pathological", clients=1, classes_per_client=2)
+    pairs = {tuple(np.unique(y[split(y, **flags, seed=seed)[0]])) for seed in range(40)}
+    assert len(pairs) > 15
+
+
+def test_dirichlet_keeps_the_best_of_a_hundred_draws():
+    """Catches: the last draw, where none gives every client 12 images, which is enough. In most draws somebody has
+    none."""
+    y = np.arange(3000) % 10
+    for seed in range(4):
+        parts = split(y, clients=60, beta=0.1, seed=seed)
+        assert 2 < min(len(part) for part in parts) < 12
+
+
 # --- the servers' first vectors -------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["FedTGP's v", "FedTGP's v without F", "FedLSA's R"])
@@ -175,8 +192,8 @@ def test_augment_is_drawn_by_the_seed(monkeypatch):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_cluster_quality_is_of_the_classes(seed, monkeypatch):
-    """Catches: the silhouette of K-means' clusters for that of the classes, NMI of other labels. Two heaps, and classes
-    that do not follow them."""
+    """Catches: the silhouette of K-means' clusters for that of the classes, NMI of other labels, images of the first
+    domain only. Two heaps, and classes that do not follow them."""
     pytest.importorskip("sklearn")
     rng = np.random.default_rng(seed)
     heaps, y = np.arange(60) % 2, rng.integers(2, size=60)
@@ -194,8 +211,9 @@ def test_cluster_quality_is_of_the_classes(seed, monkeypatch):
     entropies = [-sum(p * math.log(p) for p in (np.mean(labels), 1 - np.mean(labels))) for labels in (heaps, y)]
 
     monkeypatch.setattr(fedfm, "extract", lambda net, x: x[:, :2, 0, 0])
-    images = common.Images(torch.tensor(z).view(60, 2, 1, 1), torch.tensor(y))
-    line = fedfm.cluster_quality(SimpleNamespace(classes=2), {"set": images}, seed)
+    x, y = torch.tensor(z).view(60, 2, 1, 1), torch.tensor(y)
+    tests = {"one": common.Images(x[:25], y[:25]), "other": common.Images(x[25:], y[25:])}
+    line = fedfm.cluster_quality(SimpleNamespace(classes=2), tests, seed)
     nmi, silhouette = map(float, re.findall(r"-?\d\.\d+", line))
     assert silhouette == pytest.approx(np.mean(silhouettes), abs=6e-4)
     assert nmi == pytest.approx(information / np.mean(entropies), abs=6e-4)

@@ -582,7 +582,7 @@ def beside_cross_entropy(script, z, y, p, weights, start, margin):
 
 
 def test_a_loss_follows_its_flag():
-    """Catches: --compactness and --match that never reach the loss. The terms alone are tested above."""
+    """Catches: --compactness, --match and --distance that never reach the loss. The terms alone are tested above."""
     torch.manual_seed(2)
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     net = common.Net(extractor, torch.nn.Linear(3, 3), 3, 3)
@@ -596,6 +596,13 @@ def test_a_loss_follows_its_flag():
           (entropy + 0.7 * fedlsa.compactness(z, y, anchors, 0.4, "l2")).item(), 1e-5)
     agree(fedfm.local_loss(net, x, y, anchors, known, args),
           (entropy + 0.7 * fedfm.squared_distance(z, y, anchors, known)).item(), 1e-5)
+    p, labels = anchors.double().numpy(), y.tolist()
+    for distance, phi in (("euclidean", euclidean), ("mse", mse)):
+        args = SimpleNamespace(lam=0.7, distance=distance, lam_r=0.7, lam_mcl=0.0, lam_cc=0.0)
+        want = entropy.item() + 0.7 * distance_term(z.detach().double().numpy(), labels, p, EXISTS, phi)
+        agree(fedproto.local_loss(net, x, y, anchors, known, args), want, 1e-5)
+        agree(fedtgp.local_loss(net, x, y, anchors, args), want, 1e-5)
+        agree(fedsa.local_loss(net, x, y, anchors, 0.0, args), want, 1e-5)
 
 
 def test_minibatches_follow_the_rule():

@@ -161,6 +161,15 @@ def test_without_the_sphere_features_keep_their_length():
     torch.testing.assert_close(free / free.norm(dim=1, keepdim=True), on_sphere)
 
 
+def test_fedlsas_features_are_of_normalised_images():
+    """Catches: pixels from 0 to 255, or other than the embedding in the projector."""
+    projector = torch.nn.Linear(4, 2, bias=False)
+    projector.weight.data = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 1.0]])
+    sphere_net = fedlsa.SphereNet(torch.nn.Flatten(), projector, torch.nn.Linear(2, 10), on_sphere=False)
+    x = torch.tensor([0, 10, 20, 255]).byte().view(1, 1, 2, 2)
+    assert sphere_net.features(x).tolist() == [pytest.approx([-1, 1])]
+
+
 def test_the_weights_of_fedlsa_are_drawn_by_the_seed():
     """Catches: the same first weights for every seed; torch's own generator moved on by a model."""
     state = torch.get_rng_state()

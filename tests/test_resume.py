@@ -11,7 +11,7 @@ from test_data import picture
 
 MORE = {"fedproto": "--participation 0.6", "fedtgp": "--participation 0.6", "fedsa": "--momentum 0.5",
         "fedlsa": "--participation 0.6", "fedplcc": "--participation 0.6",
-        "fedfm": "--lite --model-every 3 --participation 0.6"}
+        "fedfm": "--lite --model-every 4 --participation 0.6"}
 
 
 def check_same_ends(one, other):

@@ -690,9 +690,9 @@ def test_workers_give_results_in_the_clients_order():
         numbers = common.for_each_client(lambda client, add: client.id + add, clients, 10, workers=workers)
         assert numbers == [10, 11, 12, 13]
 
-@pytest.mark.parametrize("K, share, size", [(4, 0.7, 3), (20, 0.33, 7), (20, 0.02, 1), (7, 1.0, 7)])
+@pytest.mark.parametrize("K, share, size", [(4, 0.7, 3), (10, 0.33, 3), (20, 0.33, 7), (20, 0.02, 1), (7, 1.0, 7)])
 def test_the_number_of_participants(K, share, size):
-    """Catches: rounded down, or nobody."""
+    """Catches: rounded down, rounded up, or nobody."""
     args = common.argparse.Namespace(seed=0, participation=share)
     assert len(common.participants(range(K), 1, args)) == size
 
@@ -799,7 +799,8 @@ def test_no_image_is_where_it_must_not_be(script, how, play):
 BUSY = " --local-epochs 2 --batch-size 7 --momentum 0.9 --lr 0.02"
 WATCHED = [("fedproto", "", "TM"), ("fedtgp", "", "TM"), ("fedtgp", "--uploads before", "MT"),
            ("fedsa", "--alpha 0.5", "MTM"), ("fedlsa", "", "T"), ("fedplcc", "", "TM"),
-           ("fedplcc", "--local-prototypes mean", "TM"), ("fedfm", "", "T"), ("fedfm", "--lite", "T")]
+           ("fedplcc", "--local-prototypes mean", "TM"), ("fedplcc", "--finch-level first", "TM"),
+           ("fedplcc", "--lam-contra 0", "TM"), ("fedplcc", "--lam-corr 0", "TM"), ("fedfm", "", "T"), ("fedfm", "--lite", "T")]
 
 @pytest.mark.parametrize("script, words, order", WATCHED)
 def test_what_a_client_does_with_its_model(script, words, order, play):
@@ -835,7 +836,7 @@ def test_what_a_client_does_with_its_model(script, words, order, play):
                 rows = [(mean, c, n) for c, (mean, n) in own.items()]
                 if "mean" not in words:
                     rows = [(v, c, n) for c in own for v, n in zip(*finch(
-                        [v for v, k in zip(z, y) if k == c], [1] * y.count(c), "last"))]
+                        [v for v, k in zip(z, y) if k == c], [1] * y.count(c), "first" if "first" in words else "last"))]
                 near(table(*(upload[name] for name in ("vectors", "classes", "sizes"))), table(*zip(*rows)))
         if script in PERSONAL:
             now = story.after(t)
