@@ -1,46 +1,39 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
-We follow the paper of FedTGP (AAAI 2024), which describes FedProto and compares with it. "The paper", equation numbers
-and settings below are FedTGP's.
+"The paper", equation numbers and settings below are those of FedTGP (AAAI 2024), which describes FedProto and compares
+with it.
 
 Clients keep their own models, of any architecture, and never send them. They share one mean feature vector per
 class, the prototype. The server averages the clients' prototypes. Each client pulls its feature vectors towards the
 average of their class, so that features of one class lie close together at all clients.
 
 One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers, the paper's K):
-  1. The server sends the prototypes that exist so far to each participant. In
-     round 1 there are none.                                                           down: D numbers per prototype
+  1. The server sends the prototypes that exist so far. In round 1 there are none.     down: D numbers per prototype
   2. Each participant trains: cross-entropy + λ · mean distance of its feature vectors to the prototypes of their
      classes (Eq. 4). Images of a class without a prototype are left out of this mean.
   3. Each sends the class means of its feature vectors (Eq. 2) and its class counts.   up: C_i · (D + 1)
   4. The server averages them, weighted by the counts (Eq. 3).
   5. Every client, participant or not, tests its model on a quarter of its images, on which it never trains. It predicts
-     twice: by the nearest new prototype, as in the paper, and by its classifier. Downloads for tests are not counted.
+     twice: by the nearest new prototype, as in the paper, and by its classifier.
 The paper has λ = 0.1, E = 1 epoch in a round, batches of B = 10, learning rate η = 0.01, T = 1000 rounds, and 20
 clients that take part in each round.
 
 What we changed:
-  * A round begins with training, as in Algorithm 1 (FedTGP's). In the text on FedProto it begins with the uploads.
   * Eq. 4 has the distance of a class's mean to its prototype. We take the mean distance of its samples. Against the
     class means of a batch this gains 1 to 3 points by prototype and costs 0.1 to 0.3 by classifier (a fifth of
     CIFAR-10).
-  * Eq. 3 has a further factor 1/|N_c|. We leave it out: the weights add up to 1 already, so it would shrink prototypes.
-  * Eq. 3 averages over all owners of a class, ours over those that took part in the round.
-  * The paper averages the clients' results, with weights that it does not name. Ours is all right answers over all
-    test images.
-  * Each client has a small CNN (cnn4), as in FedSA's Table 1; on glyphs and Fashion-MNIST they have eight small CNNs.
-    The paper mostly mixes eight larger models: --model htfe8.
+  * Eq. 3 has a further factor 1/|N_c|, which would shrink prototypes, as the weights add up to 1 already. We leave it
+    out. Its sum is over all owners of a class, ours over those that took part in the round.
 Left open in the paper:
   * First weights. Equal architectures start from equal ones. From different ones accuracy by prototype is much lower:
-    26.8 % instead of 65.6 % in round 100 of the third command.
-Outcome in FedSA's Table 1 (third command, three seeds, best of 50 tested rounds): by classifier 86.5, and 84.8 with λ =
-0; by prototype 86.2, and 81.1. FedSA's paper has 87.49. Seeds differ by 3 points: compare methods on the same ones.
-Details and sizes: .github/papers/fedproto.md.
+    26.8 % instead of 65.6 % in round 100 of the second command.
+Outcome in FedSA's Table 1 (second command, three seeds, best of 50 tested rounds): by classifier 86.5, and 84.8 with
+λ = 0; by prototype 86.2, and 81.1. FedSA's paper has 87.49. All of it: .github/papers/fedproto.md.
 
     python fedproto.py                                                       built-in glyphs, half a minute
+    python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA Table 1, cross-device, a small CNN
+    python fedproto.py --dataset cifar100 --model htfe8                      FedTGP Table 1, practical, eight models
     python fedproto.py --lam 0                                               without guidance: every client alone
-    python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA Table 1, cross-device
-    python fedproto.py --dataset cifar100 --model htfe8                      FedTGP Table 1, practical
 """
 
 from typing import NamedTuple
