@@ -26,9 +26,13 @@ EQUATIONS = {"fedproto": 4, "fedtgp": 11, "fedsa": 10, "fedlsa": 10, "fedplcc": 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links(page):
-    """Catches: a link to a file that is not there."""
+    """Catches: a link to a file or to a heading that is not there."""
     for link in re.findall(r"\]\(([^)#]+)\)", PAGES[page]):
         assert link.startswith("http") or (ROOT / page).parent.joinpath(link).exists(), link
+    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", PAGES[page]):
+        text = (ROOT / page).parent.joinpath(file).read_text() if file else PAGES[page]
+        headings = [re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)]
+        assert anchor in headings, f"{file}#{anchor}"
 
 
 def all_commands():
