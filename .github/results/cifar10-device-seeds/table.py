@@ -70,14 +70,17 @@ def main():
                 cells.append(f"{cell(leads)} ({', '.join(f'{lead:.1f}' for lead in leads)})")
             print(f"| {name} | {kind}, over the {base} | {' | '.join(cells)} |")
 
-    print("\nLead of one row over another by classifier and by prototype, mean of the last 200 rounds, of each seed\n")
+    print("\nLead of one row over another on the same seed: final, best, mean of the last 200 rounds\n")
     names = list(logs)[1:]
     for i, one in enumerate(names):
         for other in names[:i]:
             seeds = [seed for seed in logs[one] if seed in logs[other]]
             for kind in ("classifier", "prototype"):
-                leads = [late(logs[one][seed][kind]) - late(logs[other][seed][kind]) for seed in seeds]
-                print(f"{one} over {other}, {kind}: {', '.join(f'{lead:+.1f}' for lead in leads)}")
+                cells = []
+                for function in (final, best, late):
+                    leads = [function(logs[one][seed][kind]) - function(logs[other][seed][kind]) for seed in seeds]
+                    cells.append(f"{cell(leads)} ({', '.join(f'{lead:.1f}' for lead in leads)})")
+                print(f"{one} over {other}, {kind}: {'; '.join(cells)}")
 
 
 if __name__ == "__main__":

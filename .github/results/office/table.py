@@ -23,7 +23,10 @@ FEDPLCC_ONE_EPOCH = {  # the same with --local-epochs 1
     "trial-fedplcc-e1": ("FedPLCC, one epoch", [72.77, 84.74, 75.86, 80.00]),
     "trial-fedplcc-e1-phi1": ("FedPLCC, one epoch, `--phi 1`", None),
 }
-TRIALS = {  # one setting changed, seed 0: what it is
+TRIALS = {  # seed 0: the defaults, then one setting changed
+    "fedlsa-avg": "FedAvg, `--lam 0 --no-sphere`",
+    "fedlsa-lam0": "FedAvg on the sphere, `--lam 0`",
+    "fedlsa": "FedLSA",
     "trial-avg-dealing": "FedAvg, `--domain-clients caltech:3,amazon:2,webcam:1,dslr:4`",
     "trial-avg-dealing-augment": "the same, random crop and flip, ImageNet's mean and standard deviation",
     "trial-avg-augment": "FedAvg, random crop and flip",
@@ -69,6 +72,12 @@ def last_rounds(folder, rounds=1):
     return accuracies + [statistics.mean(accuracies)]
 
 
+def best_round(folder):
+    """The highest mean over domains of any round, in %."""
+    with open(HERE / folder / "log.csv") as file:
+        return max(statistics.mean(float(row[f"acc_{domain}"]) for domain in DOMAINS) for row in csv.DictReader(file))
+
+
 def seeds_of(name, rounds=1):
     """{seed: accuracies, averaged over the last rounds} of a row."""
     found = {seed: last_rounds(f"{name}-s{seed}", rounds) for seed in (0, 1, 2)}
@@ -88,19 +97,24 @@ def print_row(title, seeds, columns):
 HEAD = "| | seeds | Caltech | Amazon | Webcam | DSLR | mean |\n|---|---|---|---|---|---|---|"
 
 
-def print_paper(paper, rows, baseline, rounds=1):
-    """A paper's rows, averaged over the last rounds, then their leads over its FedAvg."""
+def print_accuracies(paper, rows, rounds=1):
+    """A paper's rows, averaged over the last rounds."""
     print(f"\n{paper}, accuracy, rounds averaged: the last {rounds}\n\n{HEAD}")
     for name, (title, published) in rows.items():
         runs = seeds_of(name, rounds)
         if runs:
-            print_row(title, ", ".join(map(str, runs)), [cell(column) for column in zip(*runs.values())])
+            best = cell([best_round(f"{name}-s{seed}") for seed in runs])
+            columns = [cell(column) for column in zip(*runs.values())]
+            print_row(f"{title} (best round {best})", ", ".join(map(str, runs)), columns)
         if published:
             print_row("the paper's", "", [f"{value:.2f}" for value in published + [statistics.mean(published)]])
 
+
+def print_leads(paper, rows, baseline, rounds=1):
+    """The leads of a paper's rows over one of them, averaged over the last rounds."""
     base = seeds_of(baseline, rounds)
-    first = rows[baseline][1]
-    print(f"\n{paper}, leads over FedAvg on the same seed\n\n{HEAD}")
+    title, first = rows[baseline]
+    print(f"\n{paper}, leads over {title} on the same seed, rounds averaged: the last {rounds}\n\n{HEAD}")
     for name, (title, published) in rows.items():
         if name == baseline:
             continue
@@ -110,17 +124,22 @@ def print_paper(paper, rows, baseline, rounds=1):
                 leads[seed] = [a - b for a, b in zip(accuracies, base[seed])]
         if leads:
             print_row(title, ", ".join(map(str, leads)), [cell(column) for column in zip(*leads.values())])
-        if published:
+        if published and first:
             printed = [a - b for a, b in zip(published, first)]
             print_row("the paper's", "", [f"{value:.2f}" for value in printed + [statistics.mean(printed)]])
 
 
 def main():
-    print_paper("FedLSA", FEDLSA, "fedlsa-avg")
-    print_paper("FedPLCC", FEDPLCC, "fedplcc-avg")
-    print_paper("FedPLCC with one epoch", FEDPLCC_ONE_EPOCH, "trial-fedplcc-avg-e1", rounds=20)
+    print_accuracies("FedLSA", FEDLSA)
+    print_leads("FedLSA", FEDLSA, "fedlsa-avg")
+    print_leads("FedLSA", FEDLSA, "fedlsa-lam0")
+    for rounds in (1, 20):
+        print_accuracies("FedPLCC", FEDPLCC, rounds)
+        print_leads("FedPLCC", FEDPLCC, "fedplcc-avg", rounds)
+        print_accuracies("FedPLCC with one epoch", FEDPLCC_ONE_EPOCH, rounds)
+        print_leads("FedPLCC with one epoch", FEDPLCC_ONE_EPOCH, "trial-fedplcc-avg-e1", rounds)
 
-    print(f"\nTrials: one choice changed, seed 0, last round\n\n{HEAD}")
+    print(f"\nFedLSA's trials, seed 0, last round\n\n{HEAD}")
     for name, title in TRIALS.items():
         accuracies = last_rounds(f"{name}-s0")
         if accuracies:
