@@ -35,7 +35,7 @@ Left open in the paper:
   * NIID-1: classes are dealt in turn, and a client with 1/K of all images gets no more, as in the authors' code.
 Outcome: no row of the paper has been run. Its leads over FedAvg in NIID-1 are 6.2 (CIFAR-10), 9.3 (CIFAR-100) and 6.6
 points (CINIC-10). Ours are 27.7 on glyphs and 6.6 on MNIST, USPS and MNIST-M (mean of the last rounds, three seeds).
-All of it: .github/papers/fedfm.md.
+More: .github/papers/fedfm.md.
 
     python fedfm.py                                           built-in glyphs in four domains, under a minute
     python fedfm.py --dataset cifar10                         Table III, NIID-1 (--partition dominant: NIID-2)

@@ -4,11 +4,12 @@ Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 Clients hold different domains (photos, sketches, ...). The paper argues that prototypes averaged from their features
 carry the marks of the domains and lie too close together. So the server learns an anchor for each class, without any
 client's features: the averaged classifier must tell the anchors apart, and they must keep away from each other. Clients
-gather their features around the anchor of their class. Features have length 1, as the paper also argues that they
-spread unevenly in Euclidean space.
+gather their features around the anchor of their class. Features are divided by their length: in Euclidean space, the
+paper argues, they spread unevenly.
 
 One round (K participants, C classes, feature vectors of L numbers, |w| numbers in the model):
-  1. The server goes on training the anchors for E_s = 500 gradient steps (Eqs. 3-5). The global classifier is frozen.
+  1. The server trains the anchors, from where they are, for E_s = 500 gradient steps (Eqs. 3-5). The global classifier
+     is frozen.
   2. It sends the model and the anchors to each participant.                           down: |w| + C · L numbers
   3. Each participant trains the model for E_c = 5 epochs in batches of B = 64: cross-entropy (Eq. 9)
      + λ · compactness (Eq. 8), together Eq. 10.
@@ -20,19 +21,18 @@ What we changed:
   * In Eq. 4 τ divides a_i · a_j, as in Eq. 8. In the paper it stands outside the exponential, without any effect on the
     gradient. On office, seed 0, the two forms differ by 0.4 points.
   * Anchors have length 1, too, as Eq. 6 needs. Without that Eq. 4 has no lower bound, and the server's loss overflows.
-  * Clients take a step for each batch; Algorithm 1 has one for each epoch. SGD has momentum 0.9 and weight decay 1e-5.
+  * Clients take a step for each batch, with momentum 0.9 and weight decay 1e-5. Algorithm 1 has a plain step an epoch.
 Left open in the paper (we lack its supplement):
-  * Which α, λ and τ (ours: the first of each pair on digits, the second on office and PACS), and the learning rate
-    (ours 0.01).
-  * A client's share of its domain (office 20 %, digits 1 %), and whose domain is whose (office: 3, 3, 2, 2 clients).
+  * Which α, λ and τ. Ours: the first of each pair on digits, the second on office and PACS. Learning rate: ours 0.01.
+  * A client's share of its domain (office 20 %, digits 1 %), and on office the clients of each domain (amazon 3,
+    caltech 3, dslr 2, webcam 2).
 Outcome on office (three seeds, last round): FedLSA has 62.6 ± 1.4 and FedAvg 54.6 ± 1.4. The paper has 60.2 and 53.2.
-But FedAvg with features of length 1 and without anchors (fourth command) has 62.8 ± 2.3. The paper calls FedLSA without
-L_SEP and L_COM FedAvg, and does not say whether that FedAvg has features of length 1. All of it:
-.github/papers/fedlsa.md.
+But FedAvg with features of length 1 and without anchors (fourth command) has 62.8 ± 2.3. In the paper FedAvg is FedLSA
+without L_SEP and L_COM; it does not say whether that FedAvg has features of length 1. More: .github/papers/fedlsa.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
     python fedlsa.py --dataset office                         Table 2 (digits: a folder with mnist, usps, svhn, syn)
-    python fedlsa.py --dataset office --compactness l2        an ablation of Table 5 (--alpha 0: another)
+    python fedlsa.py --dataset office --compactness l2        Table 5, without L_COM (--alpha 0: without L_SEP)
     python fedlsa.py --dataset office --lam 0                 FedAvg with features of length 1, no anchors
     python fedlsa.py --dataset office --lam 0 --no-sphere     the usual FedAvg, features of any length
 """
@@ -63,7 +63,7 @@ def main(args):
         anchor_net = AnchorNet(C, net.projector.in_features, L).to(args.device)            # trained on in each round
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models that a checkpoint keeps
-    run.resume(())                                                    # with --resume: the models of the checkpoint
+    run.resume(())                                                    # with --resume: the models; there is nothing else
     anchors = anchor_net().detach()                                   # (C, L), replaced in each round if λ > 0
 
     for t in run.rounds():
@@ -96,7 +96,7 @@ def main(args):
 # --- model ------------------------------------------------------------------------------------------
 
 class SphereNet(Net):
-    """Encoder, projector to the unit sphere, classifier: the paper's ψ, φ and ϕ.
+    """Encoder, projector to the unit sphere, classifier: the paper's ψ, φ (a curly phi) and ϕ (a straight one).
 
     features(x)    h = nor(projector(encoder(x))), nor divides by the length: images (B, 3, height, width) -> (B, L)
     classifier(h)  logits (B, C)
@@ -124,7 +124,7 @@ def build_sphere_net(data, args):
     another encoder."""
     name, _ = architecture(args.model, client=0)                      # a group is refused next, by make_federation
     pixels = data.x.shape[-1]
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # other words would change our measured numbers
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # any words; others draw other weights
         encoder = build_extractor(name, pixels, args.small_stem)
         encoder.eval()                                                # BatchNorm refuses to train on one image
         with torch.no_grad():

@@ -30,7 +30,7 @@ Left open in the paper:
   * τ: Section IV has 0.07, ours. Its ablation calls 0.55 optimal, which costs 17 points here (office, seed 0).
 Outcome on office (last round): 9.3 points ahead of FedAvg (68.5 and 59.2, seed 0), and 10.8 ± 2.8 with one epoch in a
 round (three seeds), most of it in the 30 test images of DSLR. The paper has 10.5 (78.3 and 67.9). We cannot explain our
-lower level. All of it: .github/papers/fedplcc.md.
+lower level. More: .github/papers/fedplcc.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset digit5                             Table II (office: III, domainnet: IV)

@@ -7,7 +7,7 @@ Clients keep their own models, of any architecture, and never send them. They sh
 class, the prototype. The server averages the clients' prototypes. Each client pulls its feature vectors towards the
 average of their class, so that features of one class lie close together at all clients.
 
-One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers, the paper's K):
+One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers):
   1. The server sends the prototypes that exist so far. In round 1 there are none.     down: D numbers per prototype
   2. Each participant trains: cross-entropy + λ · mean distance of its feature vectors to the prototypes of their
      classes (Eq. 4). Images of a class without a prototype are left out of this mean.
@@ -19,16 +19,17 @@ The paper has λ = 0.1, E = 1 epoch in a round, batches of B = 10, learning rate
 clients that take part in each round.
 
 What we changed:
-  * Eq. 4 has the distance of a class's mean to its prototype. We take the mean distance of its samples. Against the
-    class means of a batch this gains 1 to 3 points by prototype and costs 0.1 to 0.3 by classifier (a fifth of
-    CIFAR-10).
+  * Eq. 4 has the distance of a class's mean to its prototype. We take the mean distance of its samples, so the scatter
+    inside a class is penalised, too. (With the class's mean in each batch accuracy is 1 to 3 points lower by prototype
+    and 0.1 to 0.3 higher by classifier, on a fifth of CIFAR-10.)
   * Eq. 3 has a further factor 1/|N_c|, which would shrink prototypes, as the weights add up to 1 already. We leave it
     out. Its sum is over all owners of a class, ours over those that took part in the round.
 Left open in the paper:
-  * First weights. Equal architectures start from equal ones. From different ones accuracy by prototype is much lower:
+  * Initial weights. Equal architectures start from equal ones. From different ones accuracy by prototype is much lower:
     26.8 % instead of 65.6 % in round 100 of the second command.
-Outcome in FedSA's Table 1 (second command, three seeds, best of 50 tested rounds): by classifier 86.5, and 84.8 with
-λ = 0; by prototype 86.2, and 81.1. FedSA's paper has 87.49. All of it: .github/papers/fedproto.md.
+Outcome in FedSA's Table 1 (second command, three seeds, best of 50 tested rounds): 86.5 by classifier and 86.2 by
+prototype; without guidance (λ = 0) 84.8 and 81.1. FedSA's paper has 87.49 and names neither prediction nor round.
+More: .github/papers/fedproto.md.
 
     python fedproto.py                                                       built-in glyphs, half a minute
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA Table 1, cross-device, a small CNN
@@ -156,7 +157,7 @@ BASE = dict(                # the setting of FedTGP and FedSA, where no comment 
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper: HtFLlib, its authors' library, drops a last, smaller batch
+    batches="full",         # not in the paper; as in its authors' library: a last, smaller batch is dropped
     lr=0.01,
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,

@@ -7,7 +7,7 @@ vector, and one small network, shared by all classes, turns it into the prototyp
 to the prototype of its class than to any other, by a margin δ. δ is the largest distance between two class centres (a
 centre is the mean of a class's uploads), and at most τ = 100.
 
-One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers, the paper's K):
+One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers):
   1. The server sends its C prototypes to each participant. In round 1 they are
      untrained, as in Algorithm 1, so features are drawn to random points.             down: C · D numbers
   2. Each participant trains: cross-entropy + λ · mean distance of its feature vectors to the prototypes of their
@@ -25,10 +25,10 @@ What we changed:
     (10 % instead of 79 and 74 on a fifth of CIFAR-10, seeds 0 and 2).
 Left open in the paper:
   * The server's batches and optimiser. Ours: shuffled batches of B uploads, plain SGD with the clients' η.
-  * First weights. Equal architectures start from equal ones.
+  * Initial weights. Equal architectures start from equal ones.
 Outcome in FedSA's Table 1 (last command, three seeds, best of 50 tested rounds, an older version of this script): 1.4
 points behind FedProto by prototype and 0.7 by classifier, where FedSA's paper has FedTGP 0.5 ahead. The rows with
-FedTGP's large gains, 6.1 points on CIFAR-10 and 10.6 on CIFAR-100, were not run. All of it: .github/papers/fedtgp.md.
+FedTGP's large gains, 6.1 points on CIFAR-10 and 10.6 on CIFAR-100, were not run. More: .github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in glyphs, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                        Table 1, practical, eight models
@@ -224,7 +224,7 @@ BASE = dict(                # the paper's setting, where no comment says otherwi
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper: HtFLlib, its authors' library, drops a last, smaller batch
+    batches="full",         # not in the paper; as in its authors' library: a last, smaller batch is dropped
     lr=0.01,
     momentum=0.0,           # plain SGD
     weight_decay=0.0,
