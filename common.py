@@ -107,6 +107,13 @@ def participants(clients, t, args):
     return [clients[i] for i in sorted(chosen)]
 
 
+def cores():
+    """How many CPU cores this process may use. A job on a cluster has fewer than the machine."""
+    if hasattr(os, "sched_getaffinity"):  # macOS and Windows lack it
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
 def for_each_client(function, clients, *arguments, workers):
     """`[function(client, *arguments) for client in clients]`, in this order, but `workers` clients side by side.
 
@@ -119,7 +126,7 @@ def for_each_client(function, clients, *arguments, workers):
         return result
 
     on_cpu = clients[0].train.y.device.type == "cpu"
-    threads = (workers or os.cpu_count()) if on_cpu else 1
+    threads = (workers or cores()) if on_cpu else 1
     largest_first = sorted(clients, key=lambda client: -len(client.train.y))  # no wait at the end
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
@@ -217,11 +224,15 @@ def nearest_prototype(z, prototypes, known=None):
 
 @torch.no_grad()
 def right_answers(client, prototypes, known):
-    """How many of its own test images a client's model gets right -> by classifier, by nearest prototype."""
+    """How many of its own test images a client gets right -> by its model's classifier, by the nearest prototype, and
+    by always answering the class that it has most training images of. A personal model is only as good as its lead
+    over this last one."""
     z = extract(client.net, client.test.x)
-    by_classifier = client.net.classifier(z).argmax(1) == client.test.y
-    by_prototype = nearest_prototype(z, prototypes, known) == client.test.y
-    return by_classifier.sum().item(), by_prototype.sum().item()
+    y = client.test.y
+    by_classifier = client.net.classifier(z).argmax(1) == y
+    by_prototype = nearest_prototype(z, prototypes, known) == y
+    most_frequent = torch.bincount(client.train.y).argmax() == y
+    return by_classifier.sum().item(), by_prototype.sum().item(), most_frequent.sum().item()
 
 
 def is_evaluated(t, args):
@@ -236,20 +247,10 @@ def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"
     if not is_evaluated(t, args):
         return {}
     right = for_each_client(right_answers, clients, prototypes, known, workers=args.workers)
-    by_classifier, by_prototype = zip(*right)
+    by_classifier, by_prototype, most_frequent = zip(*right)
     images = sum(len(client.test.y) for client in clients)
     return {"classifier": 100 * sum(by_classifier) / images, name: 100 * sum(by_prototype) / images,
-            "most_frequent": most_frequent_accuracy(clients)}
-
-
-def most_frequent_accuracy(clients):
-    """Accuracy in % of always answering a client's most frequent class, the one that it has most training images of.
-    A personal model is only as good as its lead over this."""
-    right = 0
-    for client in clients:
-        usual = torch.bincount(client.train.y).argmax()
-        right += (client.test.y == usual).sum().item()
-    return 100 * right / sum(len(client.test.y) for client in clients)
+            "most_frequent": 100 * sum(most_frequent) / images}
 
 
 @torch.no_grad()
@@ -400,8 +401,7 @@ def build_extractor(name, pixels, small_stem):
         for stage in range(SMALL_RESNETS[name] + 1, 5):
             setattr(net, f"layer{stage}", nn.Identity())
     elif name == "googlenet":
-        net = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=True)
-        net.dropout = nn.Identity()
+        net = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=True, dropout=0)
     else:
         net = getattr(torchvision.models, name)(weights=None)
 
@@ -473,7 +473,7 @@ def dirichlet(y, args, rng):
     `fewest_images`. After 100 draws we take the one whose smallest client is largest."""
     least, best = -1, None
     for _ in range(100):
-        stock, columns = [], []
+        pieces = []  # of each class, one for each client
         held = np.zeros(args.clients, int)
         for c in np.unique(y):
             index = rng.permutation(np.flatnonzero(y == c))
@@ -482,16 +482,15 @@ def dirichlet(y, args, rng):
             if shares.sum() == 0:  # a tiny β may give everything to clients that are full
                 shares = has_room
             ends = np.round(np.cumsum(shares / shares.sum()) * len(index)).astype(int)
-            counts = np.diff(ends, prepend=0)
-            held = held + counts
-            stock.append(index)
-            columns.append(counts)
+            held = held + np.diff(ends, prepend=0)
+            pieces.append(np.split(index, ends[:-1]))
         if held.min() > least:
             least = held.min()
-            best = stock, np.column_stack(columns)
+            best = pieces
         if least >= fewest_images(y, args):
             break
-    return [np.sort(part) for part in deal(*best)]  # `divide` shuffles them; sorted, so that published runs stay
+    parts = [np.concatenate(of_client) for of_client in zip(*best)]
+    return [np.sort(part) for part in parts]  # `divide` shuffles them; sorted, so that published runs stay
 
 
 def pathological(y, args, rng):
@@ -513,10 +512,8 @@ def pathological(y, args, rng):
             continue
         least = min(math.ceil(fewest_images(y, args) / each), len(index) // len(owners))
         free = len(index) - least * len(owners)
-        # each owner gets its least and a random piece of the free rest
         cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1))
-        cuts = cuts + least * np.arange(1, len(owners))
-        counts[owners, c] = np.diff([0, *cuts, len(index)])
+        counts[owners, c] = least + np.diff([0, *cuts, free])  # its least, and a random piece of the free rest
     return deal(stock, counts)
 
 
@@ -574,6 +571,10 @@ def by_domain(y, domain, domains, args, rng):
             piles = [index[y[index] == c] for c in np.unique(y)]
             part = np.concatenate([pile[place * size:(place + 1) * size] for pile in piles])
         elif args.domain_fraction:
+            sharing = assigned.count(d)  # clients of this domain
+            if args.domain_fraction * sharing > 1 + 1e-9:
+                fail(f"--domain-fraction {args.domain_fraction}: must be at most 1/{sharing}, "
+                     f"as {domains[d]} has {sharing} clients")
             size = round(args.domain_fraction * len(index))
             part = index[place * size:(place + 1) * size]
         else:
@@ -622,8 +623,7 @@ def load_dataset(args):
         return data
     n = max(2, round(args.subset * len(data.y)))
     index = np.sort(generator(args.seed, "subset").permutation(len(data.y))[:n])
-    columns = [column[index] for column in data[:4]]
-    return Dataset(*columns, data.classes, data.domains)
+    return data._replace(x=data.x[index], y=data.y[index], domain=data.domain[index], test=data.test[index])
 
 
 def exit_without_data(folder, why):
@@ -698,7 +698,7 @@ def decoded(parts, names, size, cache, key):
         except (OSError, Image.DecompressionBombError) as error:
             sys.exit(f"cannot decode {names[i]}: {error}")
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         for n, _ in enumerate(pool.map(decode_one, range(len(names))), start=1):
             show_progress(f"decoding {n:,}/{len(names):,}")
     tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2), labels
@@ -982,9 +982,9 @@ def show_progress(text):
 
 def read_log(folder):
     """A run's log.csv -> {column: an array with a number for each round}, nan in rounds that were not evaluated."""
-    path = Path(folder, "log.csv")
-    table = np.genfromtxt(path, delimiter=",", names=True, deletechars="", encoding="utf-8")
-    return {name: np.atleast_1d(table[name]) for name in table.dtype.names}
+    with open(Path(folder, "log.csv"), encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
 
 
 def predictions(*logs):
@@ -1307,7 +1307,8 @@ def at_least(low, high=10**9):
 def dataset_name(text):
     """A type for argparse: "CIFAR-10" -> "cifar10", as all names that we know; others stay as they are."""
     plain = re.sub("[-_]", "", text).lower()
-    return plain if plain in {*TORCHVISION, *PIXELS} else word(text)
+    known = {"glyphs", "digits", "cinic10", *TORCHVISION, *PIXELS}
+    return plain if plain in known else word(text)
 
 
 def domain_clients(text):

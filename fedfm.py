@@ -2,8 +2,8 @@
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
 With heterogeneous data each client learns a feature space of its own. FedFM gives all clients the same anchors, the
-mean features of each class, and matches every feature to the anchor of its class. This should make the local feature
-spaces more consistent before the models are averaged.
+mean feature vector of each class, and matches every feature to the anchor of its class. This should make the local
+feature spaces more consistent before the models are averaged.
 
 One round (K participants, C classes, C_k of them at client k, feature vectors of D numbers, |w| numbers in the model):
   1. The server sends the model.                                                       down: |w| numbers
@@ -17,24 +17,25 @@ One round (K participants, C classes, C_k of them at client k, feature vectors o
   4. Each sends its model. The server averages the models by their numbers of images (Eq. 11).    up: |w|
   5. The global model is tested on the server's test images. The reported accuracy is that of the round with the best
      mean accuracy on validation images, 20 % of each client's.
-The paper has K = 10, T = 100 rounds, E = 10 epochs, B = 64, η = 0.01, momentum 0.9, α = 0.1. λ and T_s are tuned,
-ours are 50 and 20. The first T_s rounds are FedAvg's: nothing is matched, and no anchors travel.
+The paper has K = 10, T = 100 rounds, E = 10 epochs, B = 64, η = 0.01, momentum 0.9, α = 0.1. It tunes λ and T_s. The
+first T_s rounds are FedAvg's: nothing is matched, and no anchors travel.
 
 FedFM-Lite (--lite) has one exchange in a round instead of two. Clients send their trained model together with the class
 means computed with it, and the server averages the means into the anchors of the *next* round. So the first class means
-go up at the end of round T_s (of round 1, if T_s = 0). With --model-every a models come up in every a-th round and the
-last, and go down in the round after. In between clients keep theirs.
+go up at the end of round T_s (of round 1, if T_s = 0). With `--model-every a`, models come up only in every a-th
+round and the last, and go down in the round after. In between clients keep theirs.
 
 What we changed:
   * Anchors are normalised, as features are. Section VII-A has features only, the authors' code has both. Otherwise
     long anchors would pull harder.
-  * Means and counts of a client's own classes travel, and a class without an anchor is left out of the softmax. The
-    paper has all C classes in both places.
+  * A client sends means and counts of its own classes, and a class without an anchor is left out of the softmax. The
+    paper sends all C means, and its softmax has all C classes.
 Left open in the paper:
-  * Which λ and T_s the tables have. Ours are its "generally" better ones, and T_s = 0 on domains.
-  * NIID-1: classes are dealt in turn, and a client with 1/K of all images gets no more, as in the authors' code.
+  * Which λ and T_s the tables have. Ours are its "generally" better 50 and 20, and T_s = 0 on domains.
+  * NIID-1: one class after another is divided by a Dirichlet draw. A client that holds 1/K of all images gets nothing
+    of the next classes, as in the authors' code.
 Outcome: no row of the paper has been run. Its leads over FedAvg in NIID-1 are 6.2 (CIFAR-10), 9.3 (CIFAR-100) and 6.6
-points (CINIC-10). Ours are 27.7 on glyphs and 6.6 on MNIST, USPS and MNIST-M (mean of the last rounds, three seeds).
+points (CINIC-10). Our leads are 27.7 on glyphs and 6.6 on MNIST, USPS and MNIST-M (last round, three seeds).
 More: .github/papers/fedfm.md.
 
     python fedfm.py                                           built-in glyphs in four domains, under a minute
@@ -192,10 +193,10 @@ def squared_distance(z, y, anchors, known):
     return mean_over(known[y], difference.square().sum(1))
 
 
-def mean_over(seen, losses):
-    """The mean of losses (B,) over the samples that `seen` (B,) marks, 0 if there are none. Other losses may be
-    infinite or nan; masked_fill drops them."""
-    return losses.masked_fill(~seen, 0).sum() / seen.sum().clamp(min=1)
+def mean_over(counted, losses):
+    """The mean of losses (B,) over the samples that `counted` (B,) marks, 0 if there are none. Other losses may be
+    infinite or nan; masked_fill drops them and their gradients."""
+    return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 
 def proximal(net, start):
@@ -261,7 +262,7 @@ def lite_round(net, clients, chosen, anchors, known, t, args):
     means."""
     model_goes_down = (t - 1) % args.model_every == 0
     model_comes_up = t % args.model_every == 0 or t == args.rounds
-    next_is_matched = args.lam > 0 and t + 1 > args.warmup and t < args.rounds             # it needs anchors now
+    next_is_matched = args.lam > 0 and t + 1 > args.warmup and t < args.rounds             # so class means go up now
 
     if model_goes_down:
         for client in clients:
@@ -358,7 +359,7 @@ DOMAINS = dict(             # not from a paper
     warmup=0,
 )
 SETTINGS = {
-    "default": BASE,
+    "default": BASE,        # cifar10 among others
     "cinic10": dict(BASE, dominant_share=0.5),
     # the 23,705 k weights of Table III are those of a ResNet50 that begins with 3x3, as in the authors' code; the
     # augmentation is from there, too
@@ -369,7 +370,7 @@ SETTINGS = {
     "glyphs": dict(DOMAINS, images_per_class=20, rounds=10, local_epochs=5, checkpoint_every=0),
 }
 NORMALISATION = {           # mean and standard deviation of the channels; not in the paper, from the authors' code
-    "other": ((0.5,), (0.5,)),                                        # ours
+    "other": ((0.5,), (0.5,)),                                        # ours, CINIC-10 included
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }

@@ -120,13 +120,13 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     The paper takes φ of a client's class mean. We take the mean φ of samples. So in ours a class weighs by its samples;
     in the paper all classes weigh the same.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
-    seen = known[y]
+    has_prototype = known[y]
     difference = z - prototypes[y]
     if distance == "euclidean":
         phi = difference.norm(dim=1)
     else:                                                             # "mse"
         phi = difference.square().mean(dim=1)
-    return (phi * seen).sum() / seen.sum().clamp(min=1)               # 0 where no class is known
+    return (phi * has_prototype).sum() / has_prototype.sum().clamp(min=1)
 
 
 # --- server -----------------------------------------------------------------------------------------

@@ -228,7 +228,7 @@ def test_torchvision_sets(name, stand_in, tmp_path):
 
 
 @pytest.mark.parametrize("typed, name", [("CIFAR10", "cifar10"), ("cifar-10", "cifar10"), ("SVHN", "svhn"),
-                                         ("My-Images", "My-Images"), ("glyphs", "glyphs")])
+                                         ("My-Images", "My-Images"), ("GLYPHS", "glyphs"), ("CINIC-10", "cinic10")])
 def test_names_of_data_sets_as_others_write_them(typed, name):
     """"no data" for a set that is there under a name in small letters; a folder of one's own renamed."""
     assert common.dataset_name(typed) == name

@@ -278,9 +278,11 @@ def test_the_baseline():
     for one over images."""
     clients = []
     for train, test in (([0, 1, 1, 2], [0, 0, 0, 1, 2, 1]), ([2, 2, 0], [2, 1])):
-        images = [common.Images(None, torch.tensor(y)) for y in (train, test)]
-        clients.append(common.Client(0, *images))
-    assert common.most_frequent_accuracy(clients) == 100 * (2 + 1) / 8
+        images = [common.Images(torch.zeros(len(y), 3, 1, 1).byte(), torch.tensor(y)) for y in (train, test)]
+        net = common.Net(torch.nn.Flatten(), torch.nn.Linear(3, 3), 3, 3)
+        clients.append(common.Client(len(clients), *images, net=net))
+    args = SimpleNamespace(eval_every=1, rounds=1, workers=1)
+    assert common.evaluate_personal(clients, torch.zeros(3, 3), 1, args)["most_frequent"] == 100 * (2 + 1) / 8
 
 
 FEDERATIONS = [(5, 6, 4), (1, 5, 3), (8, 2, 2), (3, 1, 3), (20, 10, 8)]  # K clients, C classes, D features

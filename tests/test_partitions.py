@@ -165,6 +165,13 @@ def test_a_domain_that_is_unknown_is_named(capsys):
     assert stop.value.code == 2 and "no domain moon: give --domain-clients with some of a, b, c" in capsys.readouterr().err
 
 
+def test_a_share_that_the_clients_of_a_domain_do_not_all_get_is_named(capsys):
+    """Catches: 600 images for one client and 400 for the next."""
+    with pytest.raises(SystemExit) as stop:
+        split(Y, DOMAIN, partition="domain", clients=4, domain_fraction=0.6)
+    assert stop.value.code == 2 and "--domain-fraction 0.6: must be at most 1/2" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("n, clients", [(35, 10), (1060, 100), (1005, 10)])
 def test_a_domain_that_does_not_divide_evenly(n, clients):
     """Catches: a last client without images, or images that nobody gets."""
