@@ -649,7 +649,7 @@ def image_folder(folder, size):
         for part in ["train", "test"] if (place / "train").is_dir() else [""]:
             if not any((place / part).glob("*/*")):
                 continue
-            found = torchvision.datasets.ImageFolder(place / part, allow_empty=True)
+            found = torchvision.datasets.ImageFolder(place / part, loader=eight_bits, allow_empty=True)
             test = [part == "test"] * len(found)
             if part == "":
                 test = test_images(folder.name, place.name, len(found))
@@ -667,6 +667,14 @@ def image_folder(folder, size):
     domains, domain = np.unique(domain_names, return_inverse=True)
     y, domain, test = map(torch.as_tensor, (y, domain, test))
     return Dataset(x, y, domain, test, classes.tolist(), domains.tolist())
+
+
+def eight_bits(path):
+    """An image file -> PIL image. Errors: OSError for more than 8 bits a pixel, which `convert` would make white."""
+    with Image.open(path) as image:
+        if image.mode.startswith(("I", "F")):
+            raise OSError("it has more than 8 bits a pixel; save it with 8")
+        return image.convert("RGB")
 
 
 def test_images(dataset, domain, n):

@@ -169,13 +169,16 @@ def test_a_folder_that_cannot_be_written_to_has_no_cache(tmp_path, monkeypatch, 
     assert not list(tmp_path.glob("*.pt"))
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + bytes(30), b"GIF89a", "cut"])
+@pytest.mark.parametrize("content", [b"", b"no picture", b"\x89PNG\r\n\x1a\n" + bytes(30), b"GIF89a", "cut", "16 bits"])
 def test_an_undecodable_file_is_named_and_nothing_cached(content, tmp_path, run):
-    """Catches: a traceback that does not say which file, a grey image in its place, half a cache that is used next
-    time."""
+    """Catches: a traceback that does not say which file, a grey image in its place, a white one for 16 bits, half a cache
+    that is used next time."""
     one, two = tmp_path / "s" / "train" / "a" / "1.png", tmp_path / "s" / "train" / "a" / "2.png"
     picture(one, size=(99, 99))
-    two.write_bytes(one.read_bytes()[:-40] if content == "cut" else content)
+    if content == "16 bits":
+        Image.fromarray(np.full((9, 9), 30000, np.uint16)).save(two)
+    else:
+        two.write_bytes(one.read_bytes()[:-40] if content == "cut" else content)
     with pytest.raises(SystemExit) as stop:
         run("fedsa", "--dataset s --data", tmp_path)
     assert str(two) in stop.value.code
