@@ -117,8 +117,8 @@ def local_loss(net, x, y, prototypes, known, args):
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
     """Second term of Eq. 4: the mean of φ(z_b, P̄^{y_b}) over the samples whose class has a prototype.
 
-    The paper takes φ of a client's class mean. We take the mean φ of samples. So in ours a class weighs by its samples;
-    in the paper all classes weigh the same.
+    The paper takes φ of a client's class mean. We take the mean φ of samples. So the scatter inside a class counts,
+    too, and a class weighs by its samples. In the paper all classes weigh the same.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     has_prototype = known[y]
     difference = z - prototypes[y]
