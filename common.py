@@ -127,7 +127,8 @@ def for_each_client(function, clients, *arguments, workers):
 
     on_cpu = clients[0].train.y.device.type == "cpu"
     threads = (workers or cores()) if on_cpu else 1
-    largest_first = sorted(clients, key=lambda client: -len(client.train.y))  # no wait at the end
+    # a large client that begins last would keep the others waiting
+    largest_first = sorted(clients, key=lambda client: -len(client.train.y))
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
         jobs = {client.id: pool.submit(run, client) for client in largest_first}
@@ -284,9 +285,9 @@ def evaluate_global(net, tests, t, args):
 def make_clients(data, args):
     """K clients with models of their own -> [Client]. Training and test images of the data set are pooled and divided.
     Each client keeps 25 % of its share as its test images, as in FedTGP and FedSA."""
-    everything = torch.arange(len(data.y))
+    all_images = torch.arange(len(data.y))
     clients = []
-    for i, (domain, train, test) in enumerate(divide(data, everything, 0.25, args)):
+    for i, (domain, train, test) in enumerate(divide(data, all_images, 0.25, args)):
         clients.append(Client(i, train, test=test, net=build_net(data, args, client=i), domain=domain))
     return clients
 
@@ -502,7 +503,7 @@ def pathological(y, args, rng):
     owns = np.zeros((args.clients, classes), int)
     for i in range(args.clients):
         ties = rng.random(classes)
-        order = np.lexsort((ties, owns.sum(0)))  # the least owned classes first, ties at random
+        order = np.lexsort((ties, owns.sum(0)))  # the least owned first (lexsort: its last key), ties at random
         owns[i, order[:each]] = 1
 
     counts = np.zeros((args.clients, classes), int)
@@ -665,8 +666,8 @@ def image_folder(folder, size):
     x, _ = decoded(parts, paths, size, folder.with_name(f"{folder.name}-{size}px.pt"), key)
     classes, y = np.unique(class_names, return_inverse=True)
     domains, domain = np.unique(domain_names, return_inverse=True)
-    y, domain, test = map(torch.as_tensor, (y, domain, test))
-    return Dataset(x, y, domain, test, classes.tolist(), domains.tolist())
+    return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(test), classes.tolist(),
+                   domains.tolist())
 
 
 def eight_bits(path):
@@ -695,13 +696,13 @@ def decoded(parts, names, size, cache, key):
         if kept.get("key") == key:
             return kept["tensors"]
     print(f"decoding {len(names):,} images (once) ...", flush=True)
-    everything = torch.utils.data.ConcatDataset(parts)
+    all_images = torch.utils.data.ConcatDataset(parts)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
     labels = torch.zeros(len(names), dtype=torch.long)
 
     def decode_one(i):
         try:
-            image, labels[i] = everything[i]
+            image, labels[i] = all_images[i]
             pixels[i] = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
         except (OSError, Image.DecompressionBombError) as error:
             sys.exit(f"cannot decode {names[i]}: {error}")
@@ -738,7 +739,7 @@ def download(name, folder, size):
     x, y = decoded(parts, names, size, cache, name)
     classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, where torchvision has them
     test = torch.arange(len(y)) >= len(y) - len(parts[-1])
-    return Dataset(x, y, torch.zeros_like(y), test, [str(kind) for kind in classes], [name])
+    return Dataset(x, y, torch.zeros_like(y), test, [str(label) for label in classes], [name])
 
 
 # --- glyphs: the built-in data set ----------------------------------------------------------------
@@ -1032,9 +1033,9 @@ def summarize(run):
         results[f"final by {kind}"] = final
         print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {t} (picked on {images} images)")
     if "acc_most_frequent" in log:
-        usual = log["acc_most_frequent"][-1]
-        leads = [f"{results[f'final by {kind}'] - usual:+.2f} by {kind}" for kind in predictions(log)]
-        print(f"always answering a client's most frequent class: {usual:.2f} %; lead over it: {', '.join(leads)}")
+        most_frequent = log["acc_most_frequent"][-1]
+        leads = [f"{results[f'final by {kind}'] - most_frequent:+.2f} by {kind}" for kind in predictions(log)]
+        print(f"always answering a client's most frequent class: {most_frequent:.2f} %; lead over it: {', '.join(leads)}")
     up, down, seconds = log["up"].sum(), log["down"].sum(), log["seconds"].sum()
     print(f"traffic: {up:,.0f} numbers up, {down:,.0f} down; {seconds:.0f} s in all")
     print(f"everything is in {run.folder}")
@@ -1088,11 +1089,11 @@ def label_ticks(axis, names):
 def plot_partition(clients, names):
     """A dot's area is how many training images of a class a client has."""
     counts = np.stack([np.bincount(client.train.y.cpu(), minlength=len(names)) for client in clients])
-    client, c = counts.nonzero()
+    rows, columns = counts.nonzero()
     figure = Figure(figsize=(9, 6))
     axis = figure.subplots()
     area = 4000 / max(10, len(names)) / counts.max()
-    axis.scatter(client, c, s=area * counts[client, c], alpha=0.7)
+    axis.scatter(rows, columns, s=area * counts[rows, columns], alpha=0.7)
     axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class")
     label_ticks(axis.xaxis, [f"{client.id} {client.domain}".strip() for client in clients])
     label_ticks(axis.yaxis, names)
@@ -1269,14 +1270,15 @@ def plot_comparison(title, table):
             if kind not in predictions(*logs):
                 continue
             scores = np.stack([log[f"acc_{kind}"] for log in logs])  # (seeds, rounds)
-            seen = np.isfinite(scores).all(0).nonzero()[0]
-            scores = scores[:, seen]
-            line, = axis.plot(seen + 1, scores.mean(0), color=f"C{n}", marker=MARKERS[n], markersize=4)
+            tested = np.isfinite(scores).all(0)
+            rounds = np.flatnonzero(tested) + 1
+            scores = scores[:, tested]
+            line, = axis.plot(rounds, scores.mean(0), color=f"C{n}", marker=MARKERS[n], markersize=4)
             lines[label] = line
-            axis.fill_between(seen + 1, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
+            axis.fill_between(rounds, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
             if kind != "test" and all("acc_most_frequent" in log for log in logs):
-                usual = np.mean([np.nanmax(log["acc_most_frequent"]) for log in logs])
-                lines["most frequent class"] = axis.axhline(usual, color="grey")
+                most_frequent = np.mean([np.nanmax(log["acc_most_frequent"]) for log in logs])
+                lines["most frequent class"] = axis.axhline(most_frequent, color="grey")
     figure.suptitle(title)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)
     return figure
