@@ -1035,7 +1035,8 @@ def summarize(run):
     if "acc_most_frequent" in log:
         most_frequent = log["acc_most_frequent"][-1]
         leads = [f"{results[f'final by {kind}'] - most_frequent:+.2f} by {kind}" for kind in predictions(log)]
-        print(f"always answering a client's most frequent class: {most_frequent:.2f} %; lead over it: {', '.join(leads)}")
+        print(f"always answering a client's most frequent class: {most_frequent:.2f} %; "
+              f"lead over it: {', '.join(leads)}")
     up, down, seconds = log["up"].sum(), log["down"].sum(), log["seconds"].sum()
     print(f"traffic: {up:,.0f} numbers up, {down:,.0f} down; {seconds:.0f} s in all")
     print(f"everything is in {run.folder}")
