@@ -206,7 +206,8 @@ BAD = {  # what the line says: command lines
     "needs --clients": ["fedlsa --partition iid"],
     "a word of letters": ["--name a/b", "--name ..", "--dataset ../elsewhere", "--dataset a/b"],
     "would train on 1 of": ["fedfm --subset 0.1 --validation 0.999"],
-    "client 2 would train on 0 of": ["fedplcc --partition domain --domain-clients thin:3 --domain-fraction 0.5"],
+    "must be at most 1/3": ["fedplcc --partition domain --domain-clients thin:3 --domain-fraction 0.5"],
+    "client 8 would train on 0 of": ["fedplcc --partition domain --domain-clients thin:20 --images-per-class 20"],
 }
 
 
