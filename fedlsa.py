@@ -4,15 +4,15 @@ Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 Clients hold different domains (photos, sketches, ...). The paper argues that prototypes averaged from their features
 carry the marks of the domains and lie too close together. So the server learns an anchor for each class, without any
 client's features: the averaged classifier must tell the anchors apart, and they must keep away from each other. Clients
-gather their features around the anchor of their class. Features are divided by their length: in Euclidean space, the
-paper argues, they spread unevenly.
+gather their features around the anchor of their class. Features are divided by their length, because the paper finds
+others to spread unevenly.
 
 One round (K participants, C classes, feature vectors of L numbers, |w| numbers in the model):
-  1. The server trains the anchors, from where they are, for E_s = 500 gradient steps (Eqs. 3-5). The global classifier
-     is frozen.
+  1. The server trains the anchors, from where they are, for E_s = 500 gradient steps: cross-entropy of the frozen
+     global classifier (Eq. 3) + α · separation L_SEP (Eq. 4), together Eq. 5.
   2. It sends the model and the anchors to each participant.                           down: |w| + C · L numbers
   3. Each participant trains the model for E_c = 5 epochs in batches of B = 64: cross-entropy (Eq. 9)
-     + λ · compactness (Eq. 8), together Eq. 10.
+     + λ · compactness L_COM (Eq. 8, with a temperature τ), together Eq. 10.
   4. Each sends its model. The server averages them by their numbers of images.        up: |w|
   5. The global model is tested on each domain's test images. The reported accuracy is the mean over domains.
 The paper has ten clients and T = 100 rounds. It tunes α in {0.02, 0.4}, λ in {0.1, 0.7} and τ in {0.1, 0.2}.
@@ -32,7 +32,7 @@ without L_SEP and L_COM; it does not say whether that FedAvg has features of len
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
     python fedlsa.py --dataset office                         Table 2 (digits: a folder with mnist, usps, svhn, syn)
-    python fedlsa.py --dataset office --compactness l2        Table 5, without L_COM (--alpha 0: without L_SEP)
+    python fedlsa.py --dataset office --compactness l2        Table 5, L2 norm for L_COM (--alpha 0: no L_SEP)
     python fedlsa.py --dataset office --lam 0                 FedAvg with features of length 1, no anchors
     python fedlsa.py --dataset office --lam 0 --no-sphere     the usual FedAvg, features of any length
 """

@@ -9,8 +9,8 @@ train their classifier on the anchors, too.
 
 One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers):
   1. The server sends the anchors to each participant.                                 down: C · D numbers
-  2. Each participant computes the margin d*. It is the larger of two values of Eq. 6: one for the anchors, one for its
-     own class means before training. Then it trains: cross-entropy + λ1 · distance to the anchor (Eq. 5)
+  2. Each participant computes Eq. 6 for the anchors and for its own class means before training. The larger of the two
+     is the margin d*. Then it trains: cross-entropy + λ1 · distance to the anchor (Eq. 5)
      + λ2 · contrast with margin (Eq. 7) + λ3 · cross-entropy of its classifier on the anchors (Eq. 8), together Eq. 9.
   3. Each sends the class means of its feature vectors (Eq. 2) and its class counts.   up: C_i · (D + 1)
   4. The server averages them, weighted by the counts (Eq. 3), and moves the anchors towards these averages (Eq. 10).
