@@ -7,8 +7,8 @@ first at each client, then over all clients. FINCH links each vector to its near
 cluster, and goes on with the clusters' means. It needs no number of clusters. A cluster's mean is a prototype. Its
 weight at the server is its share of the class's images, so that a few outliers have little say.
 L_contra draws a feature vector to the prototypes of its class, most to the nearest, and pushes it from the others.
-L_corr draws it only to a share φ of its class's prototypes, those with the largest cosine^α (Eq. 7) × weight. This should
-let domains keep clusters of their own.
+L_corr draws it only to a share φ of its class's prototypes, those with the largest cosine^α (Eq. 7) × weight. This
+should let domains keep clusters of their own.
 
 One round (feature vectors of D numbers; over all classes J_k clusters at participant k and G at the server; |w| numbers
 in the model):
