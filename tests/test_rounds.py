@@ -2,7 +2,7 @@
 travels, which models change, on which images. `main` runs as it is; the clients' training is replaced by a
 stand-in, or watched. The server's step is computed a second time, in float64, from the papers."""
 
-import copy, itertools, math, re
+import copy, itertools, math, os, re
 
 import numpy as np
 import pytest
@@ -689,6 +689,14 @@ def test_workers_give_results_in_the_clients_order():
     for workers in (1, 2, 3):
         numbers = common.for_each_client(lambda client, add: client.id + add, clients, 10, workers=workers)
         assert numbers == [10, 11, 12, 13]
+
+def test_workers_are_the_cores_that_the_process_may_use(monkeypatch):
+    """Catches: 64 threads for a job that has two cores of a large machine; an error where a system does not tell."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
+    assert common.cores() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert common.cores() == 64
 
 @pytest.mark.parametrize("K, share, size", [(4, 0.7, 3), (10, 0.33, 3), (20, 0.33, 7), (20, 0.02, 1), (7, 1.0, 7)])
 def test_the_number_of_participants(K, share, size):
