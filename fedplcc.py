@@ -30,9 +30,9 @@ Left open in the paper:
   * How long a client trains. Table I has E epochs, and we train 10. The text has "E = 10 iterations", about one epoch.
   * Batches of 32 images and FINCH's partition are those of FedPLVM's code: the coarsest one with several clusters.
   * τ: we use Section IV's 0.07. The ablation calls 0.55 optimal, which costs 17 points here (office, seed 0).
-Outcome on office (last round): 9.3 and 9.0 points ahead of FedAvg (68.5 and 59.2, 71.7 and 62.8; two seeds), and 10.8 ±
-2.8 with one epoch in a round (three seeds). On average most of this is in the 30 test images of DSLR. The paper has 10.5
-(78.3 and 67.9). We cannot explain our lower level. More: .github/papers/fedplcc.md.
+Outcome on office (last round): 9.3 and 9.0 points ahead of FedAvg (68.5 and 59.2, 71.7 and 62.8; two seeds), and
+10.8 ± 2.8 with one epoch in a round (three seeds). On average most of this is in the 30 test images of DSLR. The paper
+has 10.5 (78.3 and 67.9). We cannot explain our lower level. More: .github/papers/fedplcc.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset digit5                             Table II (office: III, domainnet: IV)
