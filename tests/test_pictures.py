@@ -165,6 +165,14 @@ def test_published_logs_are_read(tmp_path, capsys):
     assert "±" in out
 
 
+def test_a_log_with_any_name_of_a_domain_is_read(tmp_path):
+    """Catches: a run that ends with a traceback instead of its pictures, as a domain's folder has a comma or a #."""
+    (tmp_path / "log.csv").write_text('round,"acc_old, grey","acc_#2"\n1,,0.5\n2,50.0,1\n')
+    log = common.read_log(tmp_path)
+    assert list(log) == ["round", "acc_old, grey", "acc_#2"]
+    assert np.isnan(log["acc_old, grey"][0]) and log["acc_old, grey"][1] == 50 and log["acc_#2"].tolist() == [0.5, 1]
+
+
 def test_the_lead_is_that_of_the_final_accuracy(capsys):
     """Catches: the lead of the best round."""
     a_log = {"round": np.arange(1, 4), "acc_classifier": np.array([50.0, 80.0, 60.0]),
