@@ -878,9 +878,9 @@ class Run:
         about = {"script": args.script, **settings_of(args, NOT_LOGGED)}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
 
-    def resume(self, state):
+    def resume(self, state=()):
         """With --resume, load the models and return the saved state. Otherwise return `state` unchanged. It is a
-        tensor, or a tuple of tensors."""
+        tensor, or a tuple of tensors; empty where the models are all that a server keeps."""
         if not self.args.resume:
             return state
         saved = torch.load(self.folder / "checkpoint.pt", map_location=self.args.device, weights_only=True)
@@ -938,7 +938,7 @@ class Run:
             writer.writerows(self.rows)
         scratch.replace(self.folder / "log.csv")
 
-    def checkpoint(self, t, state):
+    def checkpoint(self, t, state=()):
         """Every --checkpoint-every rounds, and after the last: write checkpoint.pt. state: as in `resume`."""
         every = self.args.checkpoint_every
         if every == 0 or (t % every != 0 and t != self.args.rounds):

@@ -4,11 +4,11 @@ Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 Clients hold different domains (photos, sketches, ...). The paper argues that prototypes averaged from their features
 carry the marks of the domains and lie too close together. So the server learns an anchor for each class, without any
 client's features: the averaged classifier must tell the anchors apart, and they must keep away from each other. Clients
-gather their features around the anchor of their class. Features are divided by their length, because the paper finds
-others to spread unevenly.
+gather their features around the anchor of their class. Features are divided by their length; the paper finds that
+features of any length spread unevenly.
 
-One round (K participants, C classes, feature vectors of L numbers, |w| numbers in the model):
-  1. The server trains the anchors, from where they are, for E_s = 500 gradient steps: cross-entropy of the frozen
+One round (C classes, feature vectors of L numbers, |w| numbers in the model):
+  1. The server goes on training the last round's anchors, for E_s = 500 gradient steps: cross-entropy of the frozen
      global classifier (Eq. 3) + α · separation L_SEP (Eq. 4), together Eq. 5.
   2. It sends the model and the anchors to each participant.                           down: |w| + C · L numbers
   3. Each participant trains the model for E_c = 5 epochs in batches of B = 64: cross-entropy (Eq. 9)
@@ -18,21 +18,22 @@ One round (K participants, C classes, feature vectors of L numbers, |w| numbers 
 The paper has ten clients and T = 100 rounds. It tunes α in {0.02, 0.4}, λ in {0.1, 0.7} and τ in {0.1, 0.2}.
 
 What we changed:
-  * In Eq. 4 τ divides a_i · a_j, as in Eq. 8. In the paper it stands outside the exponential, without any effect on the
-    gradient. On office, seed 0, the two forms differ by 0.4 points.
+  * In Eq. 4 τ divides a_i · a_j, as in Eq. 8; that makes its gradient about 1/τ times larger. In the paper τ stands
+    outside the exponential and has no effect on the gradient. On office, seed 0, that form is better by 0.4 points.
   * Anchors have length 1, too, as Eq. 6 needs. Without that Eq. 4 has no lower bound, and the server's loss overflows.
-  * Clients take a step for each batch, with momentum 0.9 and weight decay 1e-5. Algorithm 1 has a plain step an epoch.
 Left open in the paper (we lack its supplement):
-  * Which α, λ and τ. Ours: the first of each pair on digits, the second on office and PACS. Learning rate: ours 0.01.
+  * Which α, λ and τ. Ours: the first of each pair on digits, the second on office and PACS.
+  * SGD. Ours: η = 0.01, momentum 0.9, weight decay 1e-5, for clients and server. (Algorithm 1 has plain steps.)
   * A client's share of its domain (office 20 %, digits 1 %), and on office the clients of each domain (amazon 3,
     caltech 3, dslr 2, webcam 2).
-Outcome on office (three seeds, last round): FedLSA has 62.6 ± 1.4 and FedAvg 54.6 ± 1.4. The paper has 60.2 and 53.2.
-But FedAvg with features of length 1 and without anchors (fourth command) has 62.8 ± 2.3. In the paper FedAvg is FedLSA
-without L_SEP and L_COM; it does not say whether that FedAvg has features of length 1. More: .github/papers/fedlsa.md.
+Outcome on office, last round, mean ± std of three seeds: FedLSA 62.6 ± 1.4, the usual FedAvg (last command)
+54.6 ± 1.4. The paper has 60.2 and 53.2. But FedAvg with features of length 1 (last but one) has 62.8 ± 2.3, so no gain
+from the anchors can be seen. The paper does not say which of the two its FedAvg is. More: .github/papers/fedlsa.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
-    python fedlsa.py --dataset office                         Table 2 (digits: a folder with mnist, usps, svhn, syn)
-    python fedlsa.py --dataset office --compactness l2        Table 5, L2 norm for L_COM (--alpha 0: no L_SEP)
+    python fedlsa.py --dataset office                         Table 2 (--dataset digits too; --dataset pacs: Table 3)
+    python fedlsa.py --dataset office --alpha 0               Table 5, without L_SEP
+    python fedlsa.py --dataset office --compactness l2        Table 5, the L2 norm in place of L_COM
     python fedlsa.py --dataset office --lam 0                 FedAvg with features of length 1, no anchors
     python fedlsa.py --dataset office --lam 0 --no-sphere     the usual FedAvg, features of any length
 """
@@ -50,7 +51,7 @@ from common import (Net, Run, architecture, at_least, average, build_extractor, 
 
 
 class Upload(NamedTuple):
-    model: dict         # state_dict, shares memory with the client's net
+    model: dict         # the trained weights, a state_dict
     loss: torch.Tensor  # mean over its batches; only for the log
 
 
@@ -60,16 +61,16 @@ def main(args):
     clients, tests = make_federation(data, net, args)
     C, L, net_size = len(data.classes), args.feature_dim, model_size(net)
     with seeded(args.seed, "server"):
-        anchor_net = AnchorNet(C, net.projector.in_features, L).to(args.device)            # trained on in each round
+        anchor_net = AnchorNet(C, net.projector.in_features, L).to(args.device)            # goes on from round to round
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models that a checkpoint keeps
-    run.resume(())                                                    # with --resume: the models; there is nothing else
+    run.resume()                                                      # with --resume: loads the checkpoint's models
     anchors = anchor_net().detach()                                   # (C, L), replaced in each round if λ > 0
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
         server_log = {}
-        if args.lam > 0:                                              # with λ = 0 no loss uses the anchors
+        if args.lam > 0:                                              # with λ = 0 they have no weight in any loss
             anchors, server_loss = server_update(anchor_net, net.classifier, args)         # Eqs. 3-5
             server_log = dict(server_loss=server_loss, nearest_cosine=nearest_cosine(anchors))
 
@@ -87,7 +88,7 @@ def main(args):
             down += len(chosen) * C * L
         scores = evaluate_global(net, tests, t, args)
         run.report(t, scores, [upload.loss for upload in uploads], up, down, **server_log)
-        run.checkpoint(t, ())
+        run.checkpoint(t)
 
     draw_pictures(run, data, clients, prototypes=anchors if args.lam > 0 else None, net=net, tests=tests)
     return summarize(run)
@@ -96,7 +97,7 @@ def main(args):
 # --- model ------------------------------------------------------------------------------------------
 
 class SphereNet(Net):
-    """Encoder, projector to the unit sphere, classifier: the paper's ψ, φ (a curly phi) and ϕ (a straight one).
+    """Encoder, projector to the unit sphere, classifier: the paper's psi, varphi and phi.
 
     features(x)    h = nor(projector(encoder(x))), nor divides by the length: images (B, 3, height, width) -> (B, L)
     classifier(h)  logits (B, C)
@@ -109,7 +110,7 @@ class SphereNet(Net):
         self.on_sphere = on_sphere
 
     def features(self, x):
-        z = self.extractor((x / 255 - self.mean) / self.std)          # (B, I) the embedding; no pooling, unlike in Net
+        z = self.extractor((x / 255 - self.mean) / self.std)          # (B, I) the encoder's embedding
         h = self.projector(z)                                         # (B, L)
         if self.on_sphere:
             h = F.normalize(h, dim=1)
@@ -122,11 +123,11 @@ def build_sphere_net(data, args):
     The paper: two convolutions and three linear layers. Ours: 5x5 convolutions with 32 and 64 channels and a linear
     layer to I = 512 values (--model cnn4), then projector and classifier, one linear layer each. Another --model is
     another encoder."""
-    name, _ = architecture(args.model, client=0)                      # a group is refused next, by make_federation
+    name, _ = architecture(args.model, client=0)                      # all clients have this one; _: no hidden layers
     pixels = data.x.shape[-1]
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # any words; others draw other weights
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # other words would draw other first weights
         encoder = build_extractor(name, pixels, args.small_stem)
-        encoder.eval()                                                # BatchNorm refuses to train on one image
+        encoder.eval()                                                # in train mode BatchNorm fails on one image
         with torch.no_grad():
             I = encoder(torch.zeros(1, 3, pixels, pixels)).shape[1]   # how many values the encoder gives
         projector = nn.Linear(I, args.feature_dim)
@@ -138,7 +139,8 @@ def build_sphere_net(data, args):
 # --- server -----------------------------------------------------------------------------------------
 
 class AnchorNet(nn.Module):
-    """A = nor(Θ(R)) (C, L). R (C, I) and the two layers of Θ are trained; the encoder gives I values.
+    """A = nor(Θ(R)), of shape (C, L). R (C, I) and the two layers of Θ are trained. I is how many values the encoder
+    gives, as in the paper.
 
     In the paper A = Θ(R). We normalise, because in Eq. 6 anchors are the means of a distribution on the sphere. That R
     is drawn from the standard normal distribution, the ReLU and the hidden width I are our choices."""
@@ -154,10 +156,10 @@ class AnchorNet(nn.Module):
 
 def server_update(anchor_net, classifier, args):
     """Train the anchors for E_s steps against the frozen global classifier (Eq. 5) -> A (C, L) after the last step,
-    and the loss before it.
+    and the loss at which this step began.
 
-    In round 1 the classifier is untrained. Each step uses all C anchors. The paper's Algorithm 1 has one learning rate,
-    so the server trains with the clients' SGD; its momentum starts at zero in each round. Algorithm 1 sends the anchors
+    In round 1 the classifier is untrained. Each step uses all C anchors. Algorithm 1 has one learning rate for both
+    sides; ours share momentum and weight decay, too. The optimizer is new in each round. Algorithm 1 sends the anchors
     before the last step, we send those after it."""
     weight, bias = classifier.weight.detach(), classifier.bias.detach()                    # frozen
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
@@ -180,7 +182,7 @@ def anchor_classification(anchors, weight, bias):
 def anchor_separation(anchors, tau):
     """L_SEP, Eq. 4: the mean over i of log( 1/(C − 1) Σ_{j≠i} exp(a_i · a_j / τ) ).
 
-    In the paper τ divides the exponential, so τ only adds the constant −log τ. anchors (C, L) -> scalar."""
+    In the paper τ divides the exponential, which only adds the constant −log τ. anchors (C, L) -> scalar."""
     C = len(anchors)
     if C == 1:
         return anchors.new_zeros(())                                  # nothing to separate
@@ -190,7 +192,7 @@ def anchor_separation(anchors, tau):
 
 
 def nearest_cosine(anchors):
-    """The largest cosine between two of the anchors (C, L), for the log."""
+    """The largest cosine between two of the anchors (C, L), for the log: how close the nearest two are."""
     cosine = anchors @ anchors.T
     cosine.fill_diagonal_(-1)                                         # no anchor is its own neighbour
     return cosine.max()
@@ -236,7 +238,7 @@ BASE = dict(                # from the paper, where no comment says otherwise
     clients=None,           # one for each domain; the paper's ten are in SETTINGS below
     participation=1.0,
     partition="domain",
-    model="cnn4",           # the encoder; the paper: two convolutions, three linear layers in all
+    model="cnn4",           # the encoder; with projector and classifier two convolutions and three linear layers
     feature_dim=128,        # L; not in the paper
     rounds=100,
     local_epochs=5,         # E_c
@@ -255,6 +257,7 @@ VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {
     "digits": dict(VALUES_FOR_DIGITS, domain_fraction=0.01,
                    domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),
+    # ten clients get the domains in turn: on office amazon 3, caltech 3, dslr 2, webcam 2
     "office": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.2, image_size=32),
     "pacs": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.3, image_size=225),
     # not from the paper: other folders with domains, other data sets, glyphs

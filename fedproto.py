@@ -1,40 +1,43 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
-"The paper", equation numbers and settings below are those of FedTGP (AAAI 2024), which describes FedProto and compares
-with it.
+We follow FedProto as FedTGP (AAAI 2024) describes it and compares with it. "The paper", equation numbers and settings
+below are FedTGP's.
 
 Clients keep their own models, of any architecture, and never send them. They share one mean feature vector per
 class, the prototype. The server averages the clients' prototypes. Each client pulls its feature vectors towards the
 average of their class, so that features of one class lie close together at all clients.
 
-One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers):
+One round (C classes, C_i of them at client i, feature vectors of D numbers; the paper's K is our D):
   1. The server sends the prototypes that exist so far. In round 1 there are none.     down: D numbers per prototype
   2. Each participant trains: cross-entropy + λ · mean distance of its feature vectors to the prototypes of their
      classes (Eq. 4). Images of a class without a prototype are left out of this mean.
   3. Each sends the class means of its feature vectors (Eq. 2) and its class counts.   up: C_i · (D + 1)
   4. The server averages them, weighted by the counts (Eq. 3).
   5. Every client, participant or not, tests its model on a quarter of its images, on which it never trains. It predicts
-     twice: by the nearest new prototype, as in the paper, and by its classifier.
+     twice: by the nearest new prototype, as in the paper, and by its classifier. Accuracy is the share of right answers
+     over all clients' test images.
 The paper has λ = 0.1, E = 1 epoch in a round, batches of B = 10, learning rate η = 0.01, T = 1000 rounds, and 20
 clients that take part in each round.
 
 What we changed:
-  * Eq. 4 has the distance of a class's mean to its prototype. We take the mean distance of its samples, so the scatter
-    inside a class is penalised, too. (With the class's mean in each batch accuracy is 1 to 3 points lower by prototype
-    and 0.1 to 0.3 higher by classifier, on a fifth of CIFAR-10.)
-  * Eq. 3 has a further factor 1/|N_c|, which would shrink prototypes, as the weights add up to 1 already. We leave it
-    out. Its sum is over all owners of a class, ours over those that took part in the round.
+  * Eq. 4 has one distance for each class, from the mean of its features to its prototype. We take one for each sample.
+    So the scatter inside a class is penalised, too, and frequent classes weigh more. (With one for each class and batch
+    accuracy is 1 to 3 points lower by prototype and 0.1 to 0.3 higher by classifier, on a fifth of CIFAR-10.)
+  * Eq. 3 has a further factor: one over the number of clients that have the class. It would shrink prototypes, as the
+    weights add up to 1 already. We leave it out. Its sum is over all these clients, ours over the participants.
 Left open in the paper:
-  * Initial weights. Equal architectures start from equal ones. From different ones accuracy by prototype is much lower:
-    26.8 % instead of 65.6 % in round 100 of the second command.
-Outcome in FedSA's Table 1 (second command, three seeds, best of 50 tested rounds): 86.5 by classifier and 86.2 by
-prototype; without guidance (λ = 0) 84.8 and 81.1. FedSA's paper has 87.49 and names neither prediction nor round.
+  * Initial weights. Clients with the same architecture start from the same ones. From different ones accuracy by
+    prototype is much lower: after 100 rounds of the second command 26.8 instead of 65.6 %.
+Outcome in FedSA's Table 1, CIFAR-10 cross-device: mean of three seeds, best of 50 tested rounds (every 20th).
+                                                  by classifier   by prototype   FedSA's paper (names no prediction)
+    fedproto.py                                        86.5            86.2          87.49
+    fedproto.py --lam 0, each client alone             84.8            81.1
 More: .github/papers/fedproto.md.
 
     python fedproto.py                                                       built-in glyphs, half a minute
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA Table 1, cross-device, a small CNN
     python fedproto.py --dataset cifar100 --model htfe8                      FedTGP Table 1, practical, eight models
-    python fedproto.py --lam 0                                               without guidance: every client alone
+    python fedproto.py --lam 0                                               each client trains alone
 """
 
 from typing import NamedTuple
@@ -70,9 +73,9 @@ def main(args):
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (K, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (K, C)
-        averages, sent = weighted_mean(local_prototypes, counts, args.aggregate)           # Eq. 3
-        prototypes = torch.where(sent[:, None], averages, prototypes)  # an absent class keeps its prototype
-        known = known | sent
+        averages, uploaded = weighted_mean(local_prototypes, counts, args.aggregate)       # Eq. 3
+        prototypes = torch.where(uploaded[:, None], averages, prototypes)  # an absent class keeps its prototype
+        known = known | uploaded
 
         up = (counts > 0).sum() * D
         if args.aggregate == "weighted":
@@ -90,7 +93,7 @@ def main(args):
 def client_update(client, prototypes, known, t, args):
     """Train the client's own model for E epochs (Eq. 4) -> Upload.
 
-    Its own prototypes are computed after training (FedTGP's Algorithm 1), from all its training images, in eval
+    It sends the class means of its trained model (FedTGP's Algorithm 1), over all its training images, in eval
     mode."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
@@ -103,7 +106,7 @@ def client_update(client, prototypes, known, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    local_prototypes, counts = class_means(client.net, client.train)                       # Eq. 2, on its images
+    local_prototypes, counts = class_means(client.net, client.train)                       # Eq. 2
     return Upload(local_prototypes, counts, torch.stack(losses).mean())
 
 
@@ -115,10 +118,9 @@ def local_loss(net, x, y, prototypes, known, args):
 
 
 def prototype_distance(z, y, prototypes, known, distance="euclidean"):
-    """Second term of Eq. 4: the mean of φ(z_b, P̄^{y_b}) over the samples whose class has a prototype.
+    """Second term of Eq. 4: the distance φ(z_b, P̄^{y_b}) of a sample's features to its class's prototype, mean over
+    the samples whose class has one. The paper takes φ of a client's class means.
 
-    The paper takes φ of a client's class mean. We take the mean φ of samples. So the scatter inside a class counts,
-    too, and a class weighs by its samples. In the paper all classes weigh the same.
     z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     has_prototype = known[y]
     difference = z - prototypes[y]
@@ -132,11 +134,10 @@ def prototype_distance(z, y, prototypes, known, distance="euclidean"):
 # --- server -----------------------------------------------------------------------------------------
 
 def weighted_mean(local_prototypes, counts, aggregate="weighted"):
-    """Eq. 3: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over this round's participants. "uniform": all owners weigh the same.
+    """Eq. 3 without its factor 1/|N_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's K participants.
+    "uniform": the plain mean over those that have class c.
 
-    In the paper the sum runs over all clients that have class c, and there is a further factor: one over the number of
-    these clients. It would divide each prototype by the number of its owners, so we leave it out.
-    local_prototypes (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were sent (C,) bool."""
+    local_prototypes (K, C, D), counts (K, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     weights = counts
     if aggregate == "uniform":
         weights = (counts > 0).float()
@@ -150,14 +151,14 @@ def weighted_mean(local_prototypes, counts, aggregate="weighted"):
 BASE = dict(                # the setting of FedTGP and FedSA, where no comment says otherwise
     clients=20,
     participation=1.0,
-    partition="dirichlet",
+    partition="dirichlet",  # with a rule of PFLlib's: a client that has 1/clients of all images gets no more classes
     beta=0.1,
     model="cnn4",           # as in FedSA; FedTGP's is htfe8
     feature_dim=512,
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper; as in its authors' library: a last, smaller batch is dropped
+    batches="full",         # not in the paper; as in HtFLlib, its authors' library: a last, smaller batch is dropped
     lr=0.01,
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
@@ -165,7 +166,7 @@ BASE = dict(                # the setting of FedTGP and FedSA, where no comment 
     distance="euclidean",
     aggregate="weighted",
 )
-GLYPHS = dict(              # not from the paper: half a minute on two cores
+GLYPHS = dict(              # drawn digits, not from the paper: half a minute on two cores
     BASE,
     model="htcnn8",
     image_size=24,
@@ -186,7 +187,7 @@ SETTINGS = {
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: no guidance")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 4: the paper's, or the mean squared error, which HtFLlib uses with λ = 10")
+                       help="φ in Eq. 4. euclidean: the paper's; mse: the mean squared error, as HtFLlib with λ = 10")
     group.add_argument("--aggregate", choices=["weighted", "uniform"],
                        help="mean of Eq. 3: by class counts, or plain, as in HtFLlib")
 

@@ -322,8 +322,8 @@ def test_means_over_clients(K, C, D):
     for alpha in (0.9999, 0.5, 0.0, 1.0):                                                          # FedSA Eq. 10
         want = [alpha * a + (1 - alpha) * m if s else a for a, m, s in zip(old, weighted, seen)]
         agree(fedsa.ema(tensor(old), tensor(weighted), torch.tensor(seen), alpha), want)
-    for rule, want in ((fedfm.weighted_anchors, weighted), (fedfm.uniform_anchors, filled)):        # FedFM Eq. 9, VII-D
-        anchors, known = rule(*sent, tensor(old), torch.tensor(had))
+    for rule, want in (("weighted", weighted), ("uniform", filled)):                                # FedFM Eq. 9, VII-D
+        anchors, known = fedfm.new_anchors(*sent, tensor(old), torch.tensor(had), SimpleNamespace(aggregate=rule))
         agree(anchors, [want[c] if owners[c] else old[c] for c in range(C)])
         assert known.tolist() == (had | seen).tolist()
 
