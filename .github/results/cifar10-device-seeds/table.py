@@ -1,4 +1,5 @@
-"""Prints the tables of the seeds: mean ± std, and leads over no guidance on the same seed, from the logs."""
+"""Prints what the pages quote of the three seeds, from the logs: accuracies as mean ± std, leads on the same seed as mean
+(95 % t-interval) [of each seed]."""
 
 import csv
 import statistics
@@ -9,18 +10,19 @@ ROUNDS = 1000
 ROWS = [  # name in the table, folder of a seed
     ("`fedproto.py --lam 0`: no guidance", "fedproto-off-s{}"),
     ("`fedproto.py`", "fedproto-s{}"),
-    ("`fedtgp.py`", "fedtgp-s{}"),
-    ("`fedsa.py`: the paper's equations", "fedsa-letter-s{}"),
+    ("`fedtgp.py`", "fedtgp-today-s{}"),
+    ("`fedtgp.py`, an earlier version", "fedtgp-s{}"),
+    ("`fedsa.py`", "fedsa-letter-s{}"),
     ("`fedsa.py --distance mse --lam-r 10 --projection mlp`", "fedsa-s{}")]
 
 
 def read(folder):
-    """{"classifier": {round: accuracy}, "prototype": ...} of a run that is complete, else None."""
+    """{"classifier": {round: accuracy}, "prototype": ...} of the tested rounds; None if the run is not complete."""
     found = [path for path in (HERE / folder, HERE.parent / "cifar10-device" / folder) if path.exists()]
     if not found:
         return None
     with open(found[0] / "log.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["accuracy"] not in ("", "nan")]
+        rows = [row for row in csv.DictReader(file) if row["acc_classifier"] not in ("", "nan")]
     log = {kind: {int(row["round"]): float(row[f"acc_{kind}"]) for row in rows if row["round"] != "0"}
            for kind in ("classifier", "prototype")}  # of FedSA: "prototype" is by the nearest anchor
     return log if ROUNDS in log["classifier"] else None
@@ -44,6 +46,14 @@ def cell(values):
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
+def lead_cell(values):
+    each = ", ".join(f"{value:.1f}" for value in values)
+    if len(values) < 3:
+        return f"[{each}]"
+    mean, half = statistics.mean(values), 4.303 * statistics.stdev(values) / 3 ** 0.5  # Student's t, three seeds
+    return f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f}) [{each}]"
+
+
 logs = {}
 for name, folder in ROWS:
     runs = {seed: read(folder.format(seed)) for seed in (0, 1, 2)}
@@ -59,28 +69,28 @@ def main():
                  for function in (final, best) for kind in ("classifier", "prototype")]
         print(f"| {name} | {', '.join(map(str, runs))} | {' | '.join(cells)} |")
 
-    print("\nLead over no guidance on the same seed, mean ± std over seeds, and of each seed\n")
-    print("| | by | final | best | mean of the last 200 rounds |\n|---|---|---|---|---|")
-    for name, runs in list(logs.items())[1:]:
-        for kind, base in (("classifier", "classifier"), ("prototype", "prototype"), ("prototype", "classifier")):
-            cells = []
-            for function in (final, best, late):
-                leads = [function(log[kind]) - function(alone[seed][base])
-                         for seed, log in runs.items() if seed in alone]
-                cells.append(f"{cell(leads)} ({', '.join(f'{lead:.1f}' for lead in leads)})")
-            print(f"| {name} | {kind}, over the {base} | {' | '.join(cells)} |")
-
-    print("\nLead of one row over another on the same seed: final, best, mean of the last 200 rounds\n")
-    names = list(logs)[1:]
+    print("\nLead of one row over another on the same seed\n")
+    print("| | | best round | last round | mean of the last 200 rounds |\n|---|---|---|---|---|")
+    names = list(logs)
     for i, one in enumerate(names):
         for other in names[:i]:
             seeds = [seed for seed in logs[one] if seed in logs[other]]
             for kind in ("classifier", "prototype"):
-                cells = []
-                for function in (final, best, late):
-                    leads = [function(logs[one][seed][kind]) - function(logs[other][seed][kind]) for seed in seeds]
-                    cells.append(f"{cell(leads)} ({', '.join(f'{lead:.1f}' for lead in leads)})")
-                print(f"{one} over {other}, {kind}: {'; '.join(cells)}")
+                cells = [lead_cell([function(logs[one][seed][kind]) - function(logs[other][seed][kind]) for seed in seeds])
+                         for function in (best, final, late)]
+                print(f"| {one} over {other} | by {kind} | {' | '.join(cells)} |")
+            better = lead_cell([max(map(best, logs[one][seed].values())) - max(map(best, logs[other][seed].values()))
+                                for seed in seeds])
+            print(f"| {one} over {other} | each by its better prediction | {better} | | |")
+
+    print("\nFedTGP's lead over FedProto by prototype on each seed, mean of a hundred rounds\n")
+    for name in ("`fedtgp.py`", "`fedtgp.py`, an earlier version"):
+        for seed, log in logs[name].items():
+            leads = {t: log["prototype"][t] - logs["`fedproto.py`"][seed]["prototype"][t] for t in log["prototype"]}
+            hundreds = [statistics.mean(leads[t] for t in leads if start < t <= start + 100)
+                        for start in range(0, ROUNDS, 100)]
+            print(f"{name}, seed {seed}: {', '.join(f'{lead:.1f}' for lead in hundreds)}; "
+                  f"single rounds {min(leads.values()):.1f} to {max(leads.values()):.1f}")
 
 
 if __name__ == "__main__":

@@ -90,6 +90,14 @@ def cell(values):
     return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
+def lead_cell(values):
+    """Of three seeds with the mean's 95 % t-interval."""
+    if len(values) < 3:
+        return ", ".join(f"{value:.1f}" for value in values)
+    half = 4.303 * statistics.stdev(values) / 3 ** 0.5
+    return f"{cell(values)} ({statistics.mean(values) - half:.1f} to {statistics.mean(values) + half:.1f})"
+
+
 def print_row(title, seeds, columns):
     print(f"| {title} | {seeds} | {' | '.join(columns)} |")
 
@@ -111,22 +119,25 @@ def print_accuracies(paper, rows, rounds=1):
 
 
 def print_leads(paper, rows, baseline, rounds=1):
-    """The leads of a paper's rows over one of them, averaged over the last rounds."""
+    """The leads of a paper's rows over one of them, averaged over the last rounds; without DSLR in the last column."""
     base = seeds_of(baseline, rounds)
     title, first = rows[baseline]
-    print(f"\n{paper}, leads over {title} on the same seed, rounds averaged: the last {rounds}\n\n{HEAD}")
+    print(f"\n{paper}, leads over {title} on the same seed, rounds averaged: the last {rounds}\n")
+    print("| | seeds | Caltech | Amazon | Webcam | DSLR | mean | mean without DSLR |\n|---|---|---|---|---|---|---|---|")
     for name, (title, published) in rows.items():
         if name == baseline:
             continue
         leads = {}
         for seed, accuracies in seeds_of(name, rounds).items():
             if seed in base:
-                leads[seed] = [a - b for a, b in zip(accuracies, base[seed])]
+                lead = [a - b for a, b in zip(accuracies, base[seed])]
+                leads[seed] = lead + [statistics.mean(lead[:3])]
         if leads:
-            print_row(title, ", ".join(map(str, leads)), [cell(column) for column in zip(*leads.values())])
+            print_row(title, ", ".join(map(str, leads)), [lead_cell(column) for column in zip(*leads.values())])
         if published and first:
             printed = [a - b for a, b in zip(published, first)]
-            print_row("the paper's", "", [f"{value:.2f}" for value in printed + [statistics.mean(printed)]])
+            printed += [statistics.mean(printed), statistics.mean(printed[:3])]
+            print_row("the paper's", "", [f"{value:.2f}" for value in printed])
 
 
 def main():
