@@ -133,7 +133,9 @@ def print_leads(paper, rows, baseline, rounds=1):
                 lead = [a - b for a, b in zip(accuracies, base[seed])]
                 leads[seed] = lead + [statistics.mean(lead[:3])]
         if leads:
-            print_row(title, ", ".join(map(str, leads)), [lead_cell(column) for column in zip(*leads.values())])
+            best = [best_round(f"{name}-s{seed}") - best_round(f"{baseline}-s{seed}") for seed in leads]
+            columns = [lead_cell(column) for column in zip(*leads.values())]
+            print_row(f"{title} (best rounds {lead_cell(best)})", ", ".join(map(str, leads)), columns)
         if published and first:
             printed = [a - b for a, b in zip(published, first)]
             printed += [statistics.mean(printed), statistics.mean(printed[:3])]
