@@ -7,7 +7,7 @@ Clients keep their own models, of any architecture, and never send them. They sh
 class, the prototype. The server averages the clients' prototypes. Each client pulls its feature vectors towards the
 average of their class, so that features of one class lie close together at all clients.
 
-One round (C classes, C_i of them at client i, feature vectors of D numbers; the paper's K is our D):
+One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers, which the paper calls K):
   1. The server sends the prototypes that exist so far. In round 1 there are none.     down: D numbers per prototype
   2. Each participant trains: cross-entropy + λ · mean distance of its feature vectors to the prototypes of their
      classes (Eq. 4). Images of a class without a prototype are left out of this mean.
@@ -151,14 +151,14 @@ def weighted_mean(local_prototypes, counts, aggregate="weighted"):
 BASE = dict(                # the setting of FedTGP and FedSA, where no comment says otherwise
     clients=20,
     participation=1.0,
-    partition="dirichlet",  # with a rule of PFLlib's: a client that has 1/clients of all images gets no more classes
+    partition="dirichlet",  # as in PFLlib, a client with 1/clients of all images gets none of the next classes
     beta=0.1,
     model="cnn4",           # as in FedSA; FedTGP's is htfe8
     feature_dim=512,
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper; as in HtFLlib, its authors' library: a last, smaller batch is dropped
+    batches="full",         # not in the paper; as in HtFLlib, FedTGP's code, a last, smaller batch is dropped
     lr=0.01,
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,

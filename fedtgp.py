@@ -4,13 +4,13 @@ Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 A client's prototype of a class is its mean feature vector. FedProto's server averages them. The paper finds that these
 averages lie closer together than the prototypes of a client that separates its classes well ("margin shrink"). So
 FedTGP's server *learns* the global prototypes. Each class has a trainable vector, and one small network, shared by all
-classes, turns it into the prototype. Training brings each client prototype nearer to the global one of its class than
-to any other, by a margin δ. δ is the largest distance between two class centres, at most τ = 100. (A centre is the mean
-of the clients' prototypes of a class.)
+classes, turns it into the prototype. They are trained so that each client prototype lies nearer to the global one of
+its class than to any other, by a margin δ. δ is the largest distance between two class centres (means of the clients'
+prototypes of a class), at most τ = 100.
 
-One round (C classes, C_i of them at client i, feature vectors of D numbers; the paper's K is our D):
+One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers, which the paper calls K):
   1. The server sends its C prototypes to each participant. In round 1 they are
-     untrained, as in Algorithm 1, so features are pulled to random points.            down: C · D numbers
+     untrained, as in Algorithm 1.                                                     down: C · D numbers
   2. Each participant trains: cross-entropy + λ · mean distance of its feature vectors to the prototypes of their
      classes (Eq. 11).
   3. Each sends the class means of its feature vectors (Eq. 2), without counts.        up: C_i · D
@@ -18,26 +18,27 @@ One round (C classes, C_i of them at client i, feature vectors of D numbers; the
   5. Every client, participant or not, tests its model on a quarter of its images, on which it never trains. It predicts
      twice: by the nearest new prototype, as in the paper, and by its classifier. Accuracy is the share of right answers
      over all clients' test images.
-The paper has λ = 0.1, E = 1 epoch in a round, batches of B = 10, learning rate η = 0.01, T = 1000 rounds, and 20
-clients that take part in each round.
+The paper has eight architectures (--model htfe8; our default is a small CNN), λ = 0.1, E = 1 epoch in a round, batches
+of B = 10, learning rate η = 0.01, T = 1000 rounds, and 20 clients that take part in each round.
 
 What we changed:
   * Eq. 11 has one distance for each class, from the mean of its features to its prototype. We take one for each sample,
-    as the authors' code does; a batch has only some of a class's images.
-  * Eq. 10 is a sum over client prototypes. We take the mean over a batch of them, as the authors' code does. With a sum
-    accuracy by prototype falls to 10 %, which is chance (from 79 and 74 %: a fifth of CIFAR-10, seeds 0 and 2).
+    as the authors' code, HtFLlib, does; a batch has only some of a class's images.
+  * Eq. 10 is a sum over client prototypes. We take the mean over a batch of them, as HtFLlib does. With a sum and the
+    same η accuracy by prototype is 10 %, chance, instead of 79 and 74 % (a fifth of CIFAR-10, seeds 0 and 2).
 Left open in the paper:
-  * The margin. Ours is Eq. 9. Figure 1 calls a prototype's distance to its nearest other one its margin, and the
-    authors' code takes the largest of these (--margin-rule nearest).
+  * The margin. Ours is Eq. 9. Figure 1 calls a prototype's distance to its nearest other one its margin, and HtFLlib
+    takes the largest of these (--margin-rule nearest).
   * The server's batches and optimiser. Ours: shuffled batches of B client prototypes, plain SGD with the clients' η.
   * Initial weights. Clients with the same architecture start from the same ones.
-Nearer to the authors' code is --distance mse --lam 10 --margin-rule nearest --batches fixed --uploads before.
-Outcome in FedSA's Table 1, CIFAR-10 cross-device: mean of three seeds, best of 50 tested rounds (every 20th).
-                                                  by classifier   by prototype   FedSA's paper (names no prediction)
+Nearer to HtFLlib is --distance mse --lam 10 --margin-rule nearest --uploads before --batches fixed (never shuffled).
+Outcome: FedTGP does not beat FedProto here. FedSA's Table 1, CIFAR-10 cross-device, mean of three seeds, best of 50
+tested rounds (every 20th); FedSA's paper does not say how it predicts:
+                                                  by classifier   by prototype   in FedSA's paper
     fedtgp.py (an older version)                       85.8            84.8          87.98
     fedproto.py                                        86.5            86.2          87.49
-Not run: Table 1, where FedTGP leads FedProto by 6.1 points on CIFAR-10 and 10.6 on CIFAR-100. More:
-.github/papers/fedtgp.md.
+FedTGP's own Table 1 was not run: it leads there by 6.1 points on CIFAR-10 and 10.6 on CIFAR-100, practical setting.
+More: .github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in glyphs, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                        Table 1, practical, eight models
@@ -100,7 +101,7 @@ def client_update(client, prototypes, t, args):
     """Train the client's own model for E epochs (Eq. 11) -> Upload.
 
     A client sends the class means of its trained model (Algorithm 1). `--uploads before` sends those of the model
-    before it trains, as the authors' code does."""
+    before it trains, as HtFLlib does."""
     if args.uploads == "before":
         local_prototypes, counts = class_means(client.net, client.train)
 
@@ -164,8 +165,7 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     """Train the GlobalPrototypes on the clients' prototypes (Eqs. 5 and 10) for S epochs -> P̂ (C, D), mean loss of the
     last epoch.
 
-    In the paper Eq. 10 is a sum; we take the mean over a batch. --batches does not apply here: every client prototype
-    is used, and a single last one joins the batch before.
+    In the paper Eq. 10 is a sum; we take the mean over a batch. Every client prototype is used in each epoch.
     local_prototypes (K, C, D), owned (K, C) bool."""
     p = local_prototypes[owned]                                       # (n, D) the clients' prototypes
     _, labels = owned.nonzero(as_tuple=True)                          # (n,) their classes, in the same order
@@ -199,7 +199,7 @@ def adaptive_margin(local_prototypes, owned, margin_rule="pairwise", tau=100.0):
 
     margin_rule
          "pairwise"  Eq. 9
-         "nearest"   the largest of the centres' distances to their *nearest* other one (Figure 1, the authors' code)
+         "nearest"   the largest of the centres' distances to their *nearest* other one (Figure 1, HtFLlib)
          "fixed"     τ itself (ablation FM; the paper gives no value)
          "none"      0 (ablation SCL, Eq. 6)
     local_prototypes (K, C, D), owned (K, C) bool -> scalar. With fewer than two classes the first two rules give 0."""
@@ -225,14 +225,14 @@ def adaptive_margin(local_prototypes, owned, margin_rule="pairwise", tau=100.0):
 BASE = dict(                # the paper's setting, where no comment says otherwise
     clients=20,
     participation=1.0,
-    partition="dirichlet",  # with a rule of PFLlib's: a client that has 1/clients of all images gets no more classes
+    partition="dirichlet",  # as in PFLlib, a client with 1/clients of all images gets none of the next classes
     beta=0.1,
     model="cnn4",           # FedSA's Table 1; the paper: htfe8
     feature_dim=512,
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper; as in HtFLlib, its authors' library: a last, smaller batch is dropped
+    batches="full",         # not in the paper; as in HtFLlib, a last, smaller batch is dropped
     lr=0.01,
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
@@ -266,9 +266,9 @@ def add_flags(group):
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="φ in Eq. 11. euclidean: the paper's; mse: the mean squared error, as HtFLlib with λ = 10")
     group.add_argument("--uploads", choices=["after", "before"],
-                       help="class means of the model after its training (Algorithm 1) or before (the authors' code)")
+                       help="class means of the model after its training (Algorithm 1) or before (HtFLlib)")
     group.add_argument("--margin-rule", choices=["pairwise", "nearest", "fixed", "none"],
-                       help="δ. pairwise: Eq. 9; nearest: as in the authors' code; fixed: τ (ablation FM); "
+                       help="δ. pairwise: Eq. 9; nearest: as in HtFLlib; fixed: τ (ablation FM); "
                             "none: 0 (ablation SCL)")
     group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the largest margin")
     group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs in a round")
