@@ -704,7 +704,7 @@ def decoded(parts, names, size, cache, key):
         try:
             image, labels[i] = all_images[i]
             pixels[i] = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-        except (OSError, Image.DecompressionBombError) as error:
+        except Exception as error:  # a damaged file may raise any
             sys.exit(f"cannot decode {names[i]}: {error}")
 
     with ThreadPoolExecutor(cores()) as pool:
@@ -723,20 +723,18 @@ def download(name, folder, size):
     """One of torchvision's data sets, kept in `torchvision/` beside the folder where it was not found."""
     root = folder.parent / "torchvision"
     dataset_class = getattr(torchvision.datasets, TORCHVISION[name])
+    options = [{"train": True}, {"train": False}]
     if name == "flowers102":
         options = [{"split": "train"}, {"split": "val"}, {"split": "test"}]
     elif name == "svhn":
         options = [{"split": "train"}, {"split": "test"}]
-    else:
-        options = [{"train": True}, {"train": False}]
-    cache = root / f"{name}-{size}px.pt"
     try:
         parts = [dataset_class(root, download=True, **option) for option in options]
     except Exception as error:
         exit_without_data(folder, f"not there, and the download failed; no internet? ({' '.join(str(error).split())})")
 
     names = [f"image {i} of {name}" for i in range(sum(map(len, parts)))]
-    x, y = decoded(parts, names, size, cache, name)
+    x, y = decoded(parts, names, size, root / f"{name}-{size}px.pt", name)
     classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, where torchvision has them
     test = torch.arange(len(y)) >= len(y) - len(parts[-1])
     return Dataset(x, y, torch.zeros_like(y), test, [str(label) for label in classes], [name])
@@ -776,78 +774,72 @@ def digits_in_all_fonts():
     return torch.from_numpy(np.stack(images)).view(-1, 10, CANVAS, CANVAS)
 
 
-class Pen:
-    """Draws n random things at once, all from one generator."""
-
-    def __init__(self, n, seed):
-        self.n = n
-        self.rng = torch.Generator().manual_seed(seed)
-
-    def uniform(self, low, high, *shape):
-        return torch.rand(self.n, *shape, generator=self.rng) * (high - low) + low
-
-    def per_image(self, low, high, channels=1):
-        """A random number for each image and channel, (n, channels, 1, 1): a grey, a colour, an angle."""
-        return self.uniform(low, high, channels, 1, 1)
-
-    def noise(self, cells, channels=1):
-        """Smooth noise around 0, (n, channels, CANVAS, CANVAS)."""
-        coarse = self.uniform(-0.5, 0.5, channels, cells, cells)
-        return F.interpolate(coarse, size=(CANVAS, CANVAS), mode="bilinear")
-
-    def digit(self, digit, rotation, dx, dy, low=0.75, high=1.1):
-        """Digits (n,) in random fonts, turned, sheared, zoomed and moved -> (n, 1, CANVAS, CANVAS)."""
-        font = torch.randint(len(FONTS), (self.n,), generator=self.rng)
-        angle = self.uniform(-rotation, rotation)
-        shear = self.uniform(-0.25, 0.25)
-        zoom = 1 / self.uniform(low, high, 2)
-        zoom_x, zoom_y = zoom.unbind(1)
-        first = [zoom_x * angle.cos(), zoom_x * (shear - angle.sin()), dx]
-        second = [zoom_y * angle.sin(), zoom_y * angle.cos(), dy]
-        theta = torch.stack([*first, *second], 1).view(self.n, 2, 3)
-        grid = F.affine_grid(theta, (self.n, 1, CANVAS, CANVAS), align_corners=False)
-        return F.grid_sample(digits_in_all_fonts()[font, digit].unsqueeze(1), grid, align_corners=False)
+def uniform(n, low, high, channels=1, cells=1):
+    """Random numbers (n, channels, cells, cells): an angle, a grey or a colour for each of n images."""
+    return torch.rand(n, channels, cells, cells) * (high - low) + low
 
 
+def noise(n, cells, channels=1):
+    """Smooth noise around 0, (n, channels, CANVAS, CANVAS)."""
+    coarse = uniform(n, -0.5, 0.5, channels, cells)
+    return F.interpolate(coarse, size=(CANVAS, CANVAS), mode="bilinear")
+
+
+def draw(digit, rotation, dx, dy, low=0.75, high=1.1):
+    """Digits (n,) in random fonts, turned, sheared, zoomed and moved -> (n, 1, CANVAS, CANVAS)."""
+    n = len(digit)
+    font = torch.randint(len(FONTS), (n,))
+    angle = uniform(n, -rotation, rotation)
+    shear = uniform(n, -0.25, 0.25)
+    zoom = 1 / uniform(n, low, high, channels=2)
+    zoom_x, zoom_y = zoom.split(1, dim=1)
+    first = [zoom_x * angle.cos(), zoom_x * (shear - angle.sin()), dx]
+    second = [zoom_y * angle.sin(), zoom_y * angle.cos(), dy]
+    theta = torch.cat([*first, *second], 1).view(n, 2, 3)
+    grid = F.affine_grid(theta, (n, 1, CANVAS, CANVAS), align_corners=False)
+    return F.grid_sample(digits_in_all_fonts()[font, digit].unsqueeze(1), grid, align_corners=False)
+
+
+@torch.random.fork_rng(devices=[])  # as `seeded`: torch's own generator stays where it was
 def draw_domain(name, n, size=32):
     """n images of a domain, (n, 3, size, size) uint8, of the classes 0, 1, ..., 9, 0, 1, ..."""
-    pen = Pen(n, GLYPH_DOMAINS.index(name))
+    torch.manual_seed(GLYPH_DOMAINS.index(name))
     digit = torch.arange(n) % 10
-    dx, dy = pen.uniform(-0.15, 0.15), pen.uniform(-0.15, 0.15)
+    dx, dy = uniform(n, -0.15, 0.15), uniform(n, -0.15, 0.15)
 
     if name == "plain":  # dark on paper
-        image = pen.per_image(0.8, 1.0) - pen.per_image(0.5, 0.8) * pen.digit(digit, 0.2, dx, dy)
+        image = uniform(n, 0.8, 1.0) - uniform(n, 0.5, 0.8) * draw(digit, 0.2, dx, dy)
     elif name == "thin":  # thin strokes, a third of the resolution
-        ink = pen.digit(digit, 0.35, dx, dy)
+        ink = draw(digit, 0.35, dx, dy)
         thinner = -F.max_pool2d(-ink, 2, stride=1)  # the minimum of neighbours
         coarse = F.adaptive_avg_pool2d(thinner, (11, 11))
-        image = pen.per_image(0.6, 0.9) - pen.per_image(0.5, 0.8) * F.interpolate(coarse, size=(CANVAS, CANVAS))
+        image = uniform(n, 0.6, 0.9) - uniform(n, 0.5, 0.8) * F.interpolate(coarse, size=(CANVAS, CANVAS))
     elif name == "texture":  # light on gratings and noise
-        angle = pen.per_image(0, 2 * math.pi)
-        wave = pen.per_image(6, 20)
-        phase = pen.per_image(0, 2 * math.pi)
+        angle = uniform(n, 0, 2 * math.pi)
+        wave = uniform(n, 6, 20)
+        phase = uniform(n, 0, 2 * math.pi)
         ramp = torch.linspace(-1, 1, CANVAS)
         grating = torch.sin(wave * (ramp * angle.cos() + ramp[:, None] * angle.sin()) + phase)
-        ground = 0.3 + 0.15 * grating + 0.4 * pen.noise(6)
-        image = torch.lerp(ground, pen.per_image(0.65, 0.95), pen.digit(digit, 0.35, dx, dy))
+        ground = 0.3 + 0.15 * grating + 0.4 * noise(n, 6)
+        image = torch.lerp(ground, uniform(n, 0.65, 0.95), draw(digit, 0.35, dx, dy))
     else:  # clutter: coloured, blurred, between pieces of other digits
-        ground, colour = pen.per_image(0, 1, 3), pen.per_image(0, 1, 3)
+        ground, colour = uniform(n, 0, 1, 3), uniform(n, 0, 1, 3)
         contrast = (ground - colour).mean(1, keepdim=True)  # is raised to 0.3, if black and white allow it
         missing_contrast = (0.3 - contrast.abs()).clamp(min=0)
         colour = (colour - contrast.sign() * missing_contrast).clamp(0, 1)
-        image = ground + 0.35 * pen.noise(5, 3)
+        image = ground + 0.35 * noise(n, 5, 3)
         for _ in range(2):
-            angle = pen.uniform(0, 2 * math.pi)
-            other = torch.randint(10, (n,), generator=pen.rng)
-            other_colour = pen.per_image(0, 1, 3)
-            ink = pen.digit(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin())
+            angle = uniform(n, 0, 2 * math.pi)
+            other = torch.randint(10, (n,))
+            other_colour = uniform(n, 0, 1, 3)
+            ink = draw(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin())
             image.lerp_(other_colour, 0.8 * ink)
-        image.lerp_(colour, pen.digit(digit, 0.5, dx, dy, 0.65, 1.0))
+        image.lerp_(colour, draw(digit, 0.5, dx, dy, 0.65, 1.0))
         for _ in range(2):
             image = F.avg_pool2d(image, 5, 1, 2, count_include_pad=False)
 
     image = F.interpolate(image, size=(size, size), mode="bilinear", antialias=True)
-    image += 0.04 * torch.randn(n, 1, size, size, generator=pen.rng)
+    image += 0.04 * torch.randn(n, 1, size, size)
     return image.clamp_(0, 1).mul_(255).round_().byte().expand(-1, 3, -1, -1)
 
 
@@ -867,8 +859,6 @@ class Run:
         threads, and main writes it to row client.id. torch.nn.utils.parameters_to_vector makes a row of a network.
       * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}. Tables and figures show the
         predictions "classifier", "prototype", "anchor" and "test"."""
-
-    last_checkpoint = None  # the folder where it is; Ctrl-C names it
 
     def __init__(self, args, modules):
         self.args = args
@@ -931,7 +921,7 @@ class Run:
 
     def write_log(self):
         scratch = self.folder / "log.tmp"  # renamed when it is complete: a kill loses nothing
-        with open(scratch, "w", newline="") as file:
+        with open(scratch, "w", encoding="utf-8", newline="") as file:
             columns = max(self.rows, key=len)  # those of a round that was evaluated
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
@@ -948,7 +938,6 @@ class Run:
         scratch = self.folder / "checkpoint.tmp"  # renamed, so that there is always a complete one
         torch.save(saved, scratch)
         scratch.replace(self.folder / "checkpoint.pt")
-        Run.last_checkpoint = self.folder
 
 
 def new_folder(args):
@@ -1065,13 +1054,9 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
-        note = f"{len(groups)} of {len(clients)} clients"
-        if run.args.partition != "domain":
-            note += "; a client with few classes forms islands, with guidance, too"
     else:
         groups = {name: (net, images) for name, images in tests.items()}
-        note = "a class with few points has few test images here"
-    figures["features"] = plot_features(groups, prototypes, classes, data.classes, run.args.seed, note)
+    figures["features"] = plot_features(groups, prototypes, classes, data.classes, run.args.seed)
     if len(prototypes):
         figures["margins"] = plot_margins(clients, prototypes, classes, data.classes)
     for name, figure in figures.items():
@@ -1131,7 +1116,7 @@ def in_two_dimensions(z, seed):
     return tsne.fit_transform(z.numpy()), "t-SNE of features"
 
 
-def plot_features(groups, prototypes, classes, names, seed, note=""):
+def plot_features(groups, prototypes, classes, names, seed):
     """Features of test images in the plane: a colour for each class, a marker for each group, and stars for the
     server's prototypes (G, D) of classes (G,). groups {client or domain: (net, Images)}."""
     z, y, group = [], [], []
@@ -1159,7 +1144,7 @@ def plot_features(groups, prototypes, classes, names, seed, note=""):
                     axis.annotate(names[c], point, (7, 5), textcoords="offset points")
     for name, marker in markers.items():
         axis.scatter([], [], marker=marker, color="black", label=name)
-    axis.set(xticks=[], yticks=[], xlabel=f"{method}\n{note}")
+    axis.set(xticks=[], yticks=[], xlabel=method)
     figure.legend(loc="outside right upper")
     return figure
 
@@ -1199,66 +1184,58 @@ def plot_margins(clients, prototypes, classes, names):
 
 def compare(folders):
     """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png.
-    Runs whose folders differ in the seed alone are one row: mean ± std. Where their settings differ, too, a line says
-    which, and each run has a row."""
-    found = {}  # {data set and partition: {folder without the seed: [(settings, log)]}}
+    Runs that differ in the seed alone are one row: mean ± std."""
+    tables = {}      # {data set and partition: {row: {seed: log}}}
+    first_with = {}  # {row: the settings of its first run}
     for folder in map(Path, folders):
         if not (folder / "log.csv").exists():
             continue
-        about = json.loads((folder / "args.json").read_text())
         log = read_log(folder)
         if not predictions(log):  # a run that goes on and has not been tested yet
             continue
-        about["number of rounds"] = len(log["round"])  # as a setting: a run that has not ended enters no mean
-        label = str(folder).removesuffix(f"-s{about['seed']}")
-        table = found.setdefault(f"{about['dataset']}-{about['partition']}", {})
-        table.setdefault(label, []).append((about, log))
-    if not found:
+        settings = json.loads((folder / "args.json").read_text())
+        settings["number of rounds"] = len(log["round"])  # a run that has not ended enters no mean
+        seed = settings.pop("seed")
+        row = str(folder).removesuffix(f"-s{seed}")
+        first = first_with.setdefault(row, settings)
+        differing = [name for name in {**first, **settings} if first.get(name) != settings.get(name)]
+        if differing:
+            print(f"{folder}: a row of its own, as it differs from the first in {', '.join(differing)}")
+            row = str(folder)
+        table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
+        table.setdefault(row, {})[seed] = log
+    if not tables:
         fail("no run folders given; try: python common.py runs/*")
 
-    for setting, table in found.items():
-        for label, runs in list(table.items()):
-            differing = differences([about for about, _ in runs])
-            if differing:
-                print(f"{label}: no mean, as these runs differ in {', '.join(differing)}")
-                del table[label]
-                for about, log in runs:
-                    table[f"{label}-s{about['seed']}"] = [(about, log)]
-        print(f"\n{setting}; a best round is picked on validation images if there are any, else on test images;\n"
+    for title, table in tables.items():
+        print(f"\n{title}; a best round is picked on validation images if there are any, else on test images;\n"
               "lead: of the final accuracy over answering each client's most frequent class")
-        print("| run | seeds | models | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|---|")
-        for label, runs in table.items():
-            print_row(label, runs)
-        path = Path(folders[0]).parent / f"compare-{setting}.png"
-        plot_comparison(setting, table).savefig(path)
+        print("| run | seeds | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|")
+        for row, logs in table.items():
+            print_row(row, logs)
+        path = Path(folders[0]).parent / f"compare-{title}.png"
+        plot_comparison(title, table).savefig(path)
         print(f"drawn in {path}")
 
 
-def differences(settings):
-    """In what runs with settings [{name: value}] differ, except for their seeds."""
-    return [name for name, value in settings[0].items()
-            if name != "seed" and any(one.get(name) != value for one in settings)]
-
-
-def print_row(label, runs):
-    """The lines of some runs [(settings, log)] in the table, one for each kind of prediction."""
-    logs = [log for _, log in runs]
-    seeds = ",".join(str(seed) for seed in sorted(about["seed"] for about, _ in runs))
-    rounds = runs[0][0]["number of rounds"]
+def print_row(row, logs):
+    """The lines of some runs {seed: log} in the table, one for each kind of prediction."""
+    seeds = ",".join(str(seed) for seed in sorted(logs))
+    logs = list(logs.values())
     for kind in predictions(*logs):
         best, _, final = zip(*[best_and_final(log, kind) for log in logs])
-        models, by, lead = "own", kind, ""
-        if kind == "test":
-            models, by = "global", "classifier"
-        elif all("acc_most_frequent" in log for log in logs):
+        lead = ""
+        if all("acc_most_frequent" in log for log in logs):
             lead = mean_std([score - np.nanmax(log["acc_most_frequent"]) for score, log in zip(final, logs)])
-        print(f"| {label} | {seeds} | {models} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} | {rounds} |")
+        rounds = len(logs[0]["round"])
+        by = "the global model" if kind == "test" else kind
+        print(f"| {row} | {seeds} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} | {rounds} |")
 
 
 def plot_comparison(title, table):
     """Test accuracy over rounds, like with like: a panel for each kind of prediction; lines are means over seeds,
-    bands their ranges; grey is the most frequent class of each row. table {label: [(settings, log)]}."""
-    kinds = predictions(*[log for runs in table.values() for _, log in runs])
+    bands their ranges. table {row: {seed: log}}."""
+    kinds = predictions(*[log for logs in table.values() for log in logs.values()])
     figure = Figure(figsize=(6 * len(kinds), 4.5 + 0.12 * len(table)))
     panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     lines = {}
@@ -1266,8 +1243,8 @@ def plot_comparison(title, table):
         title_of_panel = "one global model" if kind == "test" else f"clients' own models, by {kind}"
         axis.set(title=title_of_panel, xlabel="round", ylabel="test accuracy (%)")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        for n, (label, runs) in enumerate(table.items()):
-            logs = [log for _, log in runs]
+        for n, (row, logs) in enumerate(table.items()):
+            logs = list(logs.values())
             if kind not in predictions(*logs):
                 continue
             scores = np.stack([log[f"acc_{kind}"] for log in logs])  # (seeds, rounds)
@@ -1275,11 +1252,8 @@ def plot_comparison(title, table):
             rounds = np.flatnonzero(tested) + 1
             scores = scores[:, tested]
             line, = axis.plot(rounds, scores.mean(0), color=f"C{n}", marker=MARKERS[n], markersize=4)
-            lines[label] = line
+            lines[row] = line
             axis.fill_between(rounds, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
-            if kind != "test" and all("acc_most_frequent" in log for log in logs):
-                most_frequent = np.mean([np.nanmax(log["acc_most_frequent"]) for log in logs])
-                lines["most frequent class"] = axis.axhline(most_frequent, color="grey")
     figure.suptitle(title)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)
     return figure
@@ -1308,7 +1282,8 @@ share = number(float, lambda value: 0 < value <= 1, "in (0, 1]")
 share_or_zero = number(float, lambda value: 0 <= value <= 1, "in [0, 1]")
 positive = number(float, lambda value: 0 < value < math.inf, "finite and above 0")
 not_negative = number(float, lambda value: 0 <= value < math.inf, "finite and at least 0")
-word = number(str, lambda text: re.fullmatch(r"(\w[\w.-]*)?", text), "a word of letters, digits, '.', '_' and '-'")
+word = number(str, lambda text: re.fullmatch(r"\w[\w.-]*", text), "a word of letters, digits, '.', '_' and '-'")
+not_empty = number(str, bool, "a folder; is a variable unset?")
 
 
 def at_least(low, high=10**9):
@@ -1380,11 +1355,11 @@ def make_parser(description):
     add("--eval-every", type=at_least(1), default=1, help="rounds from one evaluation to the next")
     add("--checkpoint-every", type=at_least(0), default=10, help="rounds from one checkpoint to the next; 0: none")
     add("--out", default="runs", help="folder of run folders")
-    add("--name", type=word, default="", help="a word for the run folder's name and for titles")
+    add("--name", type=word, help="a word for the run folder's name and for titles")
     add("--no-plots", action="store_true", help="draw no pictures")
     add = group.add_mutually_exclusive_group().add_argument
     add("--trials", type=at_least(1), default=1, help="run this many seeds, from --seed on; print mean ± std")
-    add("--resume", metavar="FOLDER", help="go on with the run in this folder; --rounds may be larger")
+    add("--resume", type=not_empty, metavar="FOLDER", help="go on with the run in this folder; --rounds may be larger")
     return parser
 
 
@@ -1449,13 +1424,10 @@ def run_script(script, description, main, settings, add_flags, words=None):
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
         args.seed = seed
-        Run.last_checkpoint = args.resume
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            if Run.last_checkpoint:
-                sys.exit(f"\nstopped by Ctrl-C; --resume {Run.last_checkpoint} goes on from the last checkpoint")
-            sys.exit("\nstopped by Ctrl-C, without a checkpoint to go on from")
+            sys.exit("\nstopped by Ctrl-C; if its folder has a checkpoint.pt, --resume FOLDER goes on from there")
     if args.trials > 1:
         for name in results[0]:
             print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")
@@ -1463,6 +1435,4 @@ def run_script(script, description, main, settings, add_flags, words=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Print a table of runs, and draw their accuracies over rounds.")
-    parser.add_argument("folders", nargs="+", help="run folders, such as runs/*")
-    compare(parser.parse_args().folders)
+    compare(sys.argv[1:])

@@ -60,17 +60,14 @@ def test_every_group_has_a_marker_of_its_own_name():
 def test_legends_and_stars_stay_inside():
     """Catches: a legend or the largest marker outside of the figure, for many runs and long names."""
     a_log = {"round": np.arange(1, 4), "acc_classifier": np.full(3, 50.0), "acc_prototype": np.arange(41, 44)}
-    usual = {seed: a_log | {"acc_most_frequent": np.full(3, 30.0 + 2 * seed)} for seed in (0, 1)}
-    runs = [({"seed": seed}, usual[seed]) for seed in (0, 1)]
-    table = {f"fedproto-cifar10-a-rather-long-name-{n}": runs for n in range(14)}
+    table = {f"fedproto-cifar10-a-rather-long-name-{n}": {0: a_log, 1: a_log} for n in range(14)}
     figure = common.plot_comparison("cifar10", table)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
     titles = [axis.get_title() for axis in figure.axes]
     assert titles == ["clients' own models, by classifier", "clients' own models, by prototype"]
-    assert all(len(axis.lines) == 28 for axis in figure.axes)
-    assert figure.axes[0].lines[1].get_ydata()[0] == 31  # the most frequent class
+    assert all(len(axis.lines) == 14 for axis in figure.axes)
 
 
 def test_no_star_of_margins_is_cut(run, monkeypatch):
@@ -101,17 +98,17 @@ def test_comparing_runs(run, tmp_path, capsys):
     common.compare(sorted((tmp_path / "runs").iterdir()))
     out = capsys.readouterr().out
     rows = table(out)
-    assert [row[:4] for row in rows] == [  # runs of one name and seed do not overwrite each other
-        ["fedfm-glyphs", "0", "global", "classifier"],
-        ["fedproto-glyphs-off", "0", "own", "classifier"], ["fedproto-glyphs-off", "0", "own", "prototype"],
-        ["fedproto-glyphs-off-s0-2", "0", "own", "classifier"], ["fedproto-glyphs-off-s0-2", "0", "own", "prototype"],
-        ["fedproto-glyphs", "0,1", "own", "classifier"], ["fedproto-glyphs", "0,1", "own", "prototype"]]
+    assert [row[:3] for row in rows] == [  # runs of one name and seed do not overwrite each other
+        ["fedfm-glyphs", "0", "the global model"],
+        ["fedproto-glyphs-off", "0", "classifier"], ["fedproto-glyphs-off", "0", "prototype"],
+        ["fedproto-glyphs-off-s0-2", "0", "classifier"], ["fedproto-glyphs-off-s0-2", "0", "prototype"],
+        ["fedproto-glyphs", "0,1", "classifier"], ["fedproto-glyphs", "0,1", "prototype"]]
     best = max(log(one.folder), key=lambda row: row["acc_validation"])["acc_test"]
-    assert rows[0][4:6] == [f"{best:.2f}", f"{one.rows[-1]['acc_test']:.2f}"] and rows[0][6] == ""
-    assert "±" in rows[5][4] and "±" not in rows[3][4]
+    assert rows[0][3:5] == [f"{best:.2f}", f"{one.rows[-1]['acc_test']:.2f}"] and rows[0][5] == ""
+    assert "±" in rows[5][3] and "±" not in rows[3][3]
     off = tmp_path / "runs" / "fedproto-glyphs-off-s0"
     last = log(off)[-1]
-    assert rows[1][6] == f"{last['acc_classifier'] - last['acc_most_frequent']:.2f}"
+    assert rows[1][5] == f"{last['acc_classifier'] - last['acc_most_frequent']:.2f}"
     assert (tmp_path / "runs" / "compare-glyphs-dirichlet.png").exists()
     with pytest.raises(SystemExit) as stop:
         common.compare([tmp_path])
@@ -122,7 +119,7 @@ def test_runs_of_one_name_that_differ_are_not_averaged_or_hidden(run, tmp_path, 
     """Catches: the same seed in another folder, or a seed with other settings, in one row."""
     one = run("fedfm", SMALL["fedfm"])
     about, text = json.loads((one.folder / "args.json").read_text()), (one.folder / "log.csv").read_text()
-    for place, seed, lam in (("elsewhere", 0, about["lam"]), ("elsewhere", 1, 0.5)):
+    for place, seed, lam in (("elsewhere", 0, about["lam"]), ("elsewhere", 1, 0.5), ("elsewhere", 3, about["lam"])):
         folder = tmp_path / place / f"fedfm-glyphs-s{seed}"
         folder.mkdir(parents=True)
         (folder / "args.json").write_text(json.dumps(about | {"seed": seed, "lam": lam}))
@@ -131,9 +128,9 @@ def test_runs_of_one_name_that_differ_are_not_averaged_or_hidden(run, tmp_path, 
     (tmp_path / "elsewhere" / "fedfm-glyphs-s2" / "args.json").touch()  # stopped in round 1
     common.compare([one.folder, *sorted((tmp_path / "elsewhere").iterdir())])
     out = capsys.readouterr().out
-    seeds = [["fedfm-glyphs", "0"], ["fedfm-glyphs-s0", "0"], ["fedfm-glyphs-s1", "1"]]
+    seeds = [["fedfm-glyphs", "0"], ["fedfm-glyphs", "0,3"], ["fedfm-glyphs-s1", "1"]]
     assert [row[:2] for row in table(out)] == seeds
-    assert "elsewhere/fedfm-glyphs: no mean, as these runs differ in lam" in out
+    assert "elsewhere/fedfm-glyphs-s1: a row of its own, as it differs from the first in lam\n" in out
 
 
 def test_a_run_that_goes_on_can_be_compared(run, tmp_path, capsys):
@@ -145,7 +142,7 @@ def test_a_run_that_goes_on_can_be_compared(run, tmp_path, capsys):
     common.compare([folder])
     rows = table(capsys.readouterr().out)
     tested = dict(zip(lines[0].split(","), lines[2].split(",")))
-    assert rows[0][6] == f"{float(tested['acc_classifier']) - float(tested['acc_most_frequent']):.2f}"
+    assert rows[0][5] == f"{float(tested['acc_classifier']) - float(tested['acc_most_frequent']):.2f}"
     (folder / "log.csv").write_text("round,loss,up,down,seconds\n1,2.3,4,5,6\n")
     with pytest.raises(SystemExit) as stop:
         common.compare([folder])
@@ -177,5 +174,5 @@ def test_the_lead_is_that_of_the_final_accuracy(capsys):
     """Catches: the lead of the best round."""
     a_log = {"round": np.arange(1, 4), "acc_classifier": np.array([50.0, 80.0, 60.0]),
              "acc_most_frequent": np.array([35.0, np.nan, 35.0])}
-    common.print_row("mine", [({"seed": 0, "number of rounds": 3}, a_log)])
-    assert table(capsys.readouterr().out) == [["mine", "0", "own", "classifier", "80.00", "60.00", "25.00", "3"]]
+    common.print_row("mine", {0: a_log})
+    assert table(capsys.readouterr().out) == [["mine", "0", "classifier", "80.00", "60.00", "25.00", "3"]]

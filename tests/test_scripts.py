@@ -191,6 +191,8 @@ BAD = {  # what the line says: command lines
     "at most 4294967295": ["--seed -1", "--seed 4294967296"],
     "at least 16 and at most 1024": ["--image-size 8"],
     "cnn4": ["--model vgg"],
+    "is a variable unset?": ["--resume="],
+    "a word of letters": ["--dataset=", "--name="],
     "at least 0": ["--weight-decay -1", "--lam -1", "fedsa --lam-cc -1"],
     "pathological": ["--partition sorted"],
     "cannot be used": ["--device cuda:99", "--device tpu"],
