@@ -1,7 +1,6 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
-We follow FedProto as FedTGP (AAAI 2024) describes it and compares with it. "The paper", equation numbers and settings
-below are FedTGP's.
+We follow FedTGP's (AAAI 2024) account of FedProto: "the paper", equation numbers and settings below are FedTGP's.
 
 Clients keep their own models, of any architecture, and never send them. They share one mean feature vector per
 class, the prototype. The server averages the clients' prototypes. Each client pulls its feature vectors towards the
@@ -23,21 +22,23 @@ What we changed:
   * Eq. 4 has one distance for each class, from the mean of its features to its prototype. We take one for each sample.
     So the scatter inside a class is penalised, too, and frequent classes weigh more. (With one for each class and batch
     accuracy is 1 to 3 points lower by prototype and 0.1 to 0.3 higher by classifier, on a fifth of CIFAR-10.)
-  * Eq. 3 has a further factor: one over the number of clients that have the class. It would shrink prototypes, as the
-    weights add up to 1 already. We leave it out. Its sum is over all these clients, ours over the participants.
+  * Eq. 3 also divides by the number of clients that have the class. We do not, as the weights add up to 1 already. We
+    average over the round's participants; a class that none of them has keeps its prototype.
 Left open in the paper:
-  * Initial weights. Clients with the same architecture start from the same ones. From different ones accuracy by
-    prototype is much lower: after 100 rounds of the second command 26.8 instead of 65.6 %.
-Outcome in FedSA's Table 1, CIFAR-10 cross-device: mean of three seeds, best of 50 tested rounds (every 20th).
-                                                  by classifier   by prototype   FedSA's paper (names no prediction)
+  * Initial weights. Clients with the same architecture start from the same ones. This matters: with other weights for
+    each client, accuracy by prototype after 100 rounds of the second command is 26.8 instead of 65.6 %.
+HtFLlib, by FedTGP's authors, has --distance mse --lam 10 --aggregate uniform --batches fixed (never shuffled).
+Outcome in FedSA's Table 1, CIFAR-10 cross-device, a small CNN: mean of three seeds, best of 50 tested rounds (every
+20th). FedSA's paper does not say how it predicts:
+                                                  by classifier   by prototype   in FedSA's paper
     fedproto.py                                        86.5            86.2          87.49
-    fedproto.py --lam 0, each client alone             84.8            81.1
-More: .github/papers/fedproto.md.
+    fedproto.py --lam 0                                84.8            81.1
+FedTGP's own tables were not run. More: .github/papers/fedproto.md.
 
     python fedproto.py                                                       built-in glyphs, half a minute
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA Table 1, cross-device, a small CNN
     python fedproto.py --dataset cifar100 --model htfe8                      FedTGP Table 1, practical, eight models
-    python fedproto.py --lam 0                                               each client trains alone
+    python fedproto.py --lam 0                                               no pull: each client trains alone
 """
 
 from typing import NamedTuple
@@ -158,7 +159,7 @@ BASE = dict(                # the setting of FedTGP and FedSA, where no comment 
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper; as in HtFLlib, FedTGP's code, a last, smaller batch is dropped
+    batches="full",         # not in the paper; as in HtFLlib, a last, smaller batch is dropped
     lr=0.01,
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
