@@ -27,13 +27,13 @@ What we changed:
 Left open in the paper:
   * Initial weights. Clients with the same architecture start from the same ones. This matters: with other weights for
     each client, accuracy by prototype after 100 rounds of the second command is 26.8 instead of 65.6 %.
-HtFLlib, by FedTGP's authors, has --distance mse --lam 10 --aggregate uniform --batches fixed (never shuffled).
+HtFLlib, by FedTGP's first author, has --distance mse --lam 10 --aggregate uniform --batches fixed (never shuffled).
 Outcome in FedSA's Table 1, CIFAR-10 cross-device, a small CNN: mean of three seeds, best of 50 tested rounds (every
 20th). FedSA's paper does not say how it predicts:
                                                   by classifier   by prototype   in FedSA's paper
     fedproto.py                                        86.5            86.2          87.49
     fedproto.py --lam 0                                84.8            81.1
-FedTGP's own tables were not run. More: .github/papers/fedproto.md.
+Of FedTGP's own tables 50 rounds of Table 10 were run. More: .github/papers/fedproto.md.
 
     python fedproto.py                                                       built-in glyphs, half a minute
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA Table 1, cross-device, a small CNN
