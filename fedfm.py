@@ -344,7 +344,7 @@ DOMAINS = dict(             # not from a paper
 )
 SETTINGS = {
     "default": BASE,        # cifar10 among others
-    "cinic10": dict(BASE, dominant_share=0.5),                        # 0.5: the paper's example with two clients
+    "cinic10": dict(BASE, dominant_share=0.5),                        # 0.5: as in the authors' code
     # Table III's 23,705 thousand weights are those of a ResNet50 that begins with 3x3, as in the authors' code; the
     # augmentation is from there, too
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
