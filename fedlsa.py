@@ -20,12 +20,12 @@ The paper has ten clients and T = 100 rounds. It tunes α in {0.02, 0.4}, λ in 
 What we changed:
   * The paper prints exp(a_i · a_j) / τ in Eq. 4, where τ only adds a constant. We take exp(a_i · a_j / τ), as in Eq. 8.
     So the gradient is about 1/τ times larger. On office, seed 0, accuracy differs by 0.4 points, which is noise.
-  * Anchors have length 1, too, as Eq. 6 needs. Without that Eq. 4 has no lower bound, and the server's loss overflows.
+  * Anchors have length 1, too, as Eq. 6 needs. Without that Eq. 4 has no lower bound: the server's loss can overflow.
   * SGD has momentum 0.9 and weight decay 1e-5, for clients and server. Algorithm 1 has plain steps.
 Left open in the paper (we lack its supplement):
   * Learning rate: 0.01. Which α, λ and τ: the first of each pair on digits, the second on office and PACS.
-  * A client's share of its domain: office 20 %, as in FPL's code (with 10 and 30 % FedAvg moves by 7 points), digits
-    1 %, PACS 30 %. The clients of each domain on office: amazon 3, caltech 3, dslr 2, webcam 2.
+  * A client's share of its domain: office 20 % (with 10 and 30 % FedAvg moves by 7 points) and digits 1 %, as in FPL's
+    code, PACS 30 %. The clients of each domain on office: amazon 3, caltech 3, dslr 2, webcam 2.
 Outcome on office, last round, mean ± std of three seeds:                             in the paper
     FedLSA                                                              62.6 ± 1.4      60.2
     --lam 0: FedAvg with features of length 1, no anchors               62.8 ± 2.3

@@ -27,11 +27,11 @@ What we changed:
     over the client's C_i classes, ours a mean over samples; so with the same λ1 the pull is roughly C_i times weaker.
   * Eq. 3 has a further factor 1/|N_c| and averages over all clients that have a class. We leave out the factor, and
     average over the round's participants. Neither can matter much: an anchor keeps 90 % of itself in 1000 rounds.
+  * A client computes its class means before it trains. Ours does for the margin; its upload has those after training.
   * The classifier of Eq. 8 has no bias, ours has one.
 Left open in the paper:
   * The embedding layer is called trainable, "to improve their separability", but no loss trains it. Ours is linear and
     stays random.
-  * When class means are taken. Ours: before training for the margin, after it for the upload.
   * Which prediction and which round the tables report.
 Outcome: FedSA beats FedProto here by anchor alone, with three settings of its authors' code. Table 1, CIFAR-10
 cross-device, mean of three seeds, best of 50 tested rounds (every 20th):
