@@ -42,8 +42,8 @@ from PIL import Image, ImageDraw, ImageFont
 # --- randomness -----------------------------------------------------------------------------------
 
 def generator(seed, purpose, *where):
-    """A numpy generator. Every random choice has one of its own, seeded by its purpose (a word) and its place (round,
-    client). So a resumed run, and one with other --workers, draws the same numbers."""
+    """A numpy generator for one purpose (a word) at one place (round, client). As no two choices share a generator, a
+    resumed run, or one with other --workers, draws the same numbers."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
 
 
@@ -68,7 +68,7 @@ class Client:
     train: Images
     test: Images = None     # its own test images, where clients have models of their own
     val: Images = None      # images held back from training, where there is one global model; may be empty
-    net: nn.Module = None   # its model, or its copy of the global model
+    net: nn.Module = None   # its own model, or the one that it trains, starting from the global model
     domain: str = ""        # the domain of its images, with --partition domain
 
 
@@ -77,10 +77,7 @@ class Net(nn.Module):
 
     features(x)    images (B, 3, height, width) in [0, 255], normalised here -> features (B, D)
     classifier(z)  features (B, D) -> logits (B, C)
-    net(x)         both
-
-    Clients with equal extractors start from equal weights (build_net, in Part II), which the papers leave open. So they
-    begin with one feature space."""
+    net(x)         both"""
 
     def __init__(self, extractor, classifier, feature_dim, classes, mean=(0.5,), std=(0.5,)):
         super().__init__()
@@ -115,12 +112,12 @@ def cores():
 
 
 def for_each_client(function, clients, *arguments, workers):
-    """`[function(client, *arguments) for client in clients]`, in this order, but `workers` clients side by side.
+    """`[function(client, *arguments) for client in clients]`, in this order, but several clients at the same time.
 
-    On a CPU a client's batches are too small to keep several cores busy. So each client runs in a thread that computes
-    on one core, as many at a time as there are cores (workers 0). On a GPU clients run one after the other. Afterwards
-    their nets hold no gradients, which would double the memory."""
-    def run(client):
+    On a CPU `workers` clients run side by side (0: one on each core), each in a thread that computes on one core: a
+    client's batches are too small for several. On a GPU they run one after the other. Afterwards their nets hold no
+    gradients, which need as much memory as the nets."""
+    def run_client(client):
         result = function(client, *arguments)
         client.net.zero_grad()
         return result
@@ -131,9 +128,9 @@ def for_each_client(function, clients, *arguments, workers):
     largest_first = sorted(clients, key=lambda client: -len(client.train.y))
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     try:
-        jobs = {client.id: pool.submit(run, client) for client in largest_first}
+        jobs = {client.id: pool.submit(run_client, client) for client in largest_first}
         for n, job in enumerate(as_completed(jobs.values()), start=1):
-            job.result()  # raises the client's error, if there was one
+            job.result()  # raises the client's error, if there was one; results are collected below
             show_progress(f"client {n}/{len(clients)}")
     finally:
         pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C no further client begins
@@ -143,7 +140,8 @@ def for_each_client(function, clients, *arguments, workers):
 # --- minibatches ----------------------------------------------------------------------------------
 
 def minibatches(client, t, args):
-    """Yield (x, y) for E = --local-epochs epochs over the client's training images, each in an order of its own."""
+    """Yield (x, y), batch by batch, for --local-epochs epochs over the client's training images. Each epoch is shuffled
+    anew, but with --batches fixed."""
     rng = generator(args.seed, "batches", t, client.id)
     x, y = client.train
     for _ in range(args.local_epochs):
@@ -230,10 +228,11 @@ def right_answers(client, prototypes, known):
     over this last one."""
     z = extract(client.net, client.test.x)
     y = client.test.y
+    most_frequent_class = torch.bincount(client.train.y).argmax()
     by_classifier = client.net.classifier(z).argmax(1) == y
     by_prototype = nearest_prototype(z, prototypes, known) == y
-    most_frequent = torch.bincount(client.train.y).argmax() == y
-    return by_classifier.sum().item(), by_prototype.sum().item(), most_frequent.sum().item()
+    by_frequency = y == most_frequent_class
+    return by_classifier.sum().item(), by_prototype.sum().item(), by_frequency.sum().item()
 
 
 def is_evaluated(t, args):
@@ -243,7 +242,7 @@ def is_evaluated(t, args):
 
 def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"):
     """Accuracy in % of all clients, each by its own model on its own test images: Σ right / Σ images.
-    name: what the server's vectors are called
+    name: "prototype" or "anchor", what the log and the tables call the server's vectors
     -> {"classifier": %, name: %, "most_frequent": %}, or {} in a round without evaluation."""
     if not is_evaluated(t, args):
         return {}
@@ -288,13 +287,13 @@ def make_clients(data, args):
     all_images = torch.arange(len(data.y))
     clients = []
     for i, (domain, train, test) in enumerate(divide(data, all_images, 0.25, args)):
-        clients.append(Client(i, train, test=test, net=build_net(data, args, client=i), domain=domain))
+        clients.append(Client(i, train, test=test, net=build_net(data, args, i), domain=domain))
     return clients
 
 
 def make_federation(data, net, args, validation=0.0):
-    """K clients with copies of one global model `net` -> [Client], test images {domain: Images}, which stay at the
-    server. The training images are divided, and a client holds back a share `validation` of its part."""
+    """K clients that share one global model `net` (each gets a copy) -> [Client], and the server's test images
+    {domain: Images}. The training images are divided; a client holds back a share `validation` of its own."""
     if args.model in GROUPS:
         fail(f"--model {args.model}: one global model cannot be a group of architectures")
     training = torch.nonzero(~data.test).flatten()
@@ -313,8 +312,8 @@ def make_federation(data, net, args, validation=0.0):
 
 
 def divide(data, index, held_back, args):
-    """Divide the images `index` by --partition, then split each client's part into those for training and a share
-    `held_back` -> [(domain, Images, Images)], for each client."""
+    """Divide the images `index` by --partition, then hold back a share `held_back` of each client's part
+    -> [(domain or "", training Images, held back Images)], one for each client."""
     if args.partition != "domain" and 2 * args.clients > len(index):
         fail(f"--clients {args.clients} with --subset {args.subset}: {len(index)} images are too few")
 
@@ -322,17 +321,17 @@ def divide(data, index, held_back, args):
     parts = partition(data.y[index].numpy(), data.domain[index].numpy(), data.domains, args)
     for i, part in enumerate(parts):
         shuffled = generator(args.seed, "train/test", i).permutation(part)
-        images = index[torch.from_numpy(shuffled)]
-        cut = math.ceil((1 - held_back) * len(images))
+        own = index[torch.from_numpy(shuffled)]
+        cut = math.ceil((1 - held_back) * len(own))
         if cut < 2:
             fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images; "
                  f"fewer --clients, less skew, larger shares or less --validation will do")
-        train = take(data, images[:cut], args.device)
-        rest = take(data, images[cut:], args.device)
+        train = take(data, own[:cut], args.device)
+        held = take(data, own[cut:], args.device)
         domain = ""
         if args.partition == "domain":
-            domain = data.domains[data.domain[images[0]]]
-        shares.append((domain, train, rest))
+            domain = data.domains[data.domain[own[0]]]  # all its images are of one domain
+        shares.append((domain, train, held))
 
     sizes = [len(train.y) for _, train, _ in shares]
     print(f"{args.dataset}: {len(data.y):,} images of {len(data.classes)} classes, {data.x.shape[-1]} pixels; "
@@ -362,7 +361,8 @@ CONVNETS = {  # name: (number of 5x5 convolutions, widths of the fully connected
 SMALL_RESNETS = {"resnet4": 1, "resnet6": 2, "resnet8": 3, "resnet10": 4}  # stages of one basic block each
 RESNETS = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 HTFE8 = ["cnn4", "googlenet", "mobilenet_v2", *RESNETS]
-GROUPS = {  # client i gets the (i mod X)-th of a group's X architectures
+# Names as in HtFLlib: HtFE are different feature extractors, HtCNN different CNNs, HtC different classifiers.
+GROUPS = {  # client i gets architecture i mod n of the n in its group
     "htfe2": ["cnn4", "resnet18"],
     "htfe3": ["resnet10", "resnet18", "resnet34"],
     "htfe4": ["cnn4", "googlenet", "mobilenet_v2", "resnet18"],
@@ -370,10 +370,10 @@ GROUPS = {  # client i gets the (i mod X)-th of a group's X architectures
     "htfe8": HTFE8,
     "htfe9": [*SMALL_RESNETS, *RESNETS],
     "htcnn8": [name for name in CONVNETS if name.startswith("htcnn8-")],
-    "res34-htc4": ["resnet34"],
-    "htfe8-htc4": HTFE8,
+    "res34-htc4": ["resnet34"],  # one extractor, the four classifiers of HTC4
+    "htfe8-htc4": HTFE8,         # eight extractors, the same four classifiers
 }
-HTC4 = [[], [512], [256], [128]]  # hidden layers of the four classifiers of a group whose name ends in htc4
+HTC4 = [[], [512], [256], [128]]  # the classifiers' hidden layers
 MODELS = ["cnn4", *SMALL_RESNETS, *RESNETS, "googlenet", "mobilenet_v2", *GROUPS]
 
 
@@ -414,18 +414,19 @@ def build_extractor(name, pixels, small_stem):
     return net
 
 
-def architecture(model, client):
-    """Client i's feature extractor by name, and the hidden layers of its classifier."""
-    hidden = HTC4[client % 4] if model.endswith("htc4") else []
-    group = GROUPS.get(model, [model])
-    return group[client % len(group)], hidden
+def architecture(model, i):
+    """What client i's model is made of -> name of its feature extractor, widths of its classifier's hidden layers."""
+    hidden = HTC4[i % 4] if model.endswith("htc4") else []
+    group = GROUPS.get(model, [model])  # one architecture is a group of one
+    return group[i % len(group)], hidden
 
 
-def build_net(data, args, client=0, mean=(0.5,), std=(0.5,)):
-    """Client i's model. Equal extractors start from equal weights."""
-    name, hidden = architecture(args.model, client)
+def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
+    """Client i's model. Clients with the same extractor start from the same weights, and so with one feature space;
+    the papers leave this open."""
+    name, hidden = architecture(args.model, i)
     C, D = len(data.classes), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # other words would change all published numbers
+    with seeded(args.seed, f"weights {name} ()"):  # the () means nothing; other words would change published numbers
         extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
         classifier = nn.Linear(widths[-1], C)
@@ -437,7 +438,8 @@ def build_net(data, args, client=0, mean=(0.5,), std=(0.5,)):
 # --- partitions -----------------------------------------------------------------------------------
 
 def partition(y, domain, domains, args):
-    """Divide N samples with labels y (N,) and numbers of domains (N,) -> K index arrays. domains: their names."""
+    """Divide N samples of classes y (N,) and domains domain (N,), given as indices -> K index arrays.
+    domains: the domains' names."""
     rng = generator(args.seed, "partition")
     if args.partition == "domain":
         return by_domain(y, domain, domains, args, rng)
@@ -457,8 +459,8 @@ def deal(stock, counts):
 
 
 def fewest_images(y, args):
-    """The least that a client should get: two batches, or a quarter of an equal share. Attention: so the partitions
-    dirichlet and pathological change with --batch-size."""
+    """The least that a client should get: two batches or a quarter of an equal share, whichever is smaller, and at
+    least 2. So the partitions dirichlet and pathological depend on --batch-size."""
     return max(2, min(2 * args.batch_size, len(y) // (4 * args.clients)))
 
 
@@ -495,7 +497,8 @@ def dirichlet(y, args, rng):
 
 
 def pathological(y, args, rng):
-    """--classes-per-client classes each. A class is split at random points among its owners."""
+    """Each client gets --classes-per-client classes, those with the fewest owners so far. A class's owners get a
+    minimum each; the rest of the class is cut at random points."""
     stock = indices_by_class(y, rng)
     classes, each = len(stock), args.classes_per_client
     if each > classes:
@@ -503,7 +506,8 @@ def pathological(y, args, rng):
     owns = np.zeros((args.clients, classes), int)
     for i in range(args.clients):
         ties = rng.random(classes)
-        order = np.lexsort((ties, owns.sum(0)))  # the least owned first (lexsort: its last key), ties at random
+        owners_so_far = owns.sum(0)
+        order = np.lexsort((ties, owners_so_far))  # by owners so far; ties at random
         owns[i, order[:each]] = 1
 
     counts = np.zeros((args.clients, classes), int)
@@ -511,10 +515,11 @@ def pathological(y, args, rng):
         owners = rng.permutation(np.flatnonzero(owns[:, c]))
         if len(owners) == 0:
             continue
-        least = min(math.ceil(fewest_images(y, args) / each), len(index) // len(owners))
-        free = len(index) - least * len(owners)
-        cuts = np.sort(rng.integers(0, free + 1, len(owners) - 1))
-        counts[owners, c] = least + np.diff([0, *cuts, free])  # its least, and a random piece of the free rest
+        minimum = min(math.ceil(fewest_images(y, args) / each), len(index) // len(owners))
+        rest = len(index) - minimum * len(owners)
+        cuts = np.sort(rng.integers(0, rest + 1, len(owners) - 1))
+        pieces = np.diff([0, *cuts, rest])
+        counts[owners, c] = minimum + pieces
     return deal(stock, counts)
 
 
@@ -529,8 +534,8 @@ def in_proportion(y, shares, rng):
 
 
 def dominant(y, args, rng):
-    """FedFM's NIID-2: a share --dominant-share of client i's images is of class i mod C, the rest is of the
-    others in equal parts. With more classes than clients the m = C // K classes from i·m on have it together."""
+    """FedFM's NIID-2: --dominant-share of client i's images is of class i mod C, the rest of the others in equal
+    parts. With more classes than clients m = C // K classes, from i·m on, divide --dominant-share equally."""
     C, K = len(np.unique(y)), args.clients
     m = max(1, C // K)
     offset = (np.arange(C) - m * np.arange(K)[:, None]) % C
@@ -545,13 +550,14 @@ def missing(y, args, rng):
     if args.missing >= C:
         fail(f"--missing {args.missing}: must be below the number of classes, {C}")
     offset = (np.arange(C) - np.arange(K)[:, None]) % C
-    return in_proportion(y, offset < C - args.missing, rng)
+    holds = offset < C - args.missing
+    return in_proportion(y, holds.astype(int), rng)
 
 
 def by_domain(y, domain, domains, args, rng):
     """Every client has images of one domain, and no two clients have the same image.
-    --domain-clients says how many clients a domain has; without it --clients are dealt over the domains in turn,
-    one each by default. A client gets --images-per-class of each class (or what there is), or the share
+    --domain-clients says how many clients a domain has; without it --clients get the domains in turn; without both
+    there is a client for each domain. A client gets --images-per-class of each class (or what there is), or the share
     --domain-fraction of its domain; without these, the clients of a domain share it equally."""
     if args.domain_clients:
         assigned = []
@@ -566,20 +572,20 @@ def by_domain(y, domain, domains, args, rng):
     parts = []
     for i, d in enumerate(assigned):
         index = stock[d]
-        place = assigned[:i].count(d)  # how many clients have had their part of this domain
+        earlier = assigned[:i].count(d)  # clients that have had their part of this domain
+        sharing = assigned.count(d)      # all clients of this domain
         if args.images_per_class:
             size = args.images_per_class
             piles = [index[y[index] == c] for c in np.unique(y)]
-            part = np.concatenate([pile[place * size:(place + 1) * size] for pile in piles])
+            part = np.concatenate([pile[earlier * size:(earlier + 1) * size] for pile in piles])
         elif args.domain_fraction:
-            sharing = assigned.count(d)  # clients of this domain
             if args.domain_fraction * sharing > 1 + 1e-9:
                 fail(f"--domain-fraction {args.domain_fraction}: must be at most 1/{sharing}, "
                      f"as {domains[d]} has {sharing} clients")
             size = round(args.domain_fraction * len(index))
-            part = index[place * size:(place + 1) * size]
+            part = index[earlier * size:(earlier + 1) * size]
         else:
-            part = np.array_split(index, assigned.count(d))[place]
+            part = np.array_split(index, sharing)[earlier]
         parts.append(part)
     return parts
 
@@ -595,11 +601,11 @@ PARTITION_OF = {  # the one partition that reads a flag
 
 class Dataset(NamedTuple):
     x: torch.Tensor       # (N, 3, height, width) uint8
-    y: torch.Tensor       # (N,) classes
-    domain: torch.Tensor  # (N,) domains
-    test: torch.Tensor    # (N,) bool: test images
-    classes: list         # names
-    domains: list         # names
+    y: torch.Tensor       # (N,) class of each image, an index into `classes`
+    domain: torch.Tensor  # (N,) domain of each image, an index into `domains`
+    test: torch.Tensor    # (N,) bool: is it a test image?
+    classes: list         # their names
+    domains: list         # their names
 
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fmnist": "FashionMNIST",
@@ -643,35 +649,38 @@ def domain_folders(folder):
 
 def image_folder(folder, size):
     """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
-    parts, rows = [], []  # a row: path, class, domain, whether it is a test image
+    image_sets, rows = [], []  # a row: path, class, domain, whether it is a test image
     for place in domain_folders(folder):
-        if place != folder and place.name in ("test", "validation"):  # its score would overwrite a column of log.csv
+        if place != folder and place.name in ("test", "validation"):  # its images would be trained on
             exit_without_data(folder, f"{place.name}/ is there, but no train/")
-        for part in ["train", "test"] if (place / "train").is_dir() else [""]:
-            if not any((place / part).glob("*/*")):
+        has_split = (place / "train").is_dir()
+        splits = ["train", "test"] if has_split else [""]  # "": the classes lie in the domain's folder itself
+        for split in splits:
+            if not any((place / split).glob("*/*")):
                 continue
-            found = torchvision.datasets.ImageFolder(place / part, loader=eight_bits, allow_empty=True)
-            test = [part == "test"] * len(found)
-            if part == "":
-                test = test_images(folder.name, place.name, len(found))
-            for (path, label), is_test in zip(found.samples, test):
-                rows.append((path, found.classes[label], place.name, is_test))
-            parts.append(found)
+            images = torchvision.datasets.ImageFolder(place / split, loader=open_rgb, allow_empty=True)
+            if has_split:
+                is_test = [split == "test"] * len(images)
+            else:
+                is_test = test_images(folder.name, place.name, len(images))
+            for (path, label), chosen in zip(images.samples, is_test):
+                rows.append((path, images.classes[label], place.name, chosen))
+            image_sets.append(images)
     if not rows:
         exit_without_data(folder, "no folders of images there" if folder.is_dir() else "there is no such folder")
 
-    paths, class_names, domain_names, test = zip(*rows)
-    dates = [(os.path.relpath(path, folder), os.stat(path).st_mtime_ns) for path in paths]
-    key = zlib.crc32(repr(dates).encode())
-    x, _ = decoded(parts, paths, size, folder.with_name(f"{folder.name}-{size}px.pt"), key)
-    classes, y = np.unique(class_names, return_inverse=True)
-    domains, domain = np.unique(domain_names, return_inverse=True)
-    return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(test), classes.tolist(),
+    paths, class_of_image, domain_of_image, is_test = zip(*rows)
+    paths_and_times = [(os.path.relpath(path, folder), os.stat(path).st_mtime_ns) for path in paths]
+    key = zlib.crc32(repr(paths_and_times).encode())
+    x, _ = decoded(image_sets, paths, size, folder.with_name(f"{folder.name}-{size}px.pt"), key)
+    classes, y = np.unique(class_of_image, return_inverse=True)
+    domains, domain = np.unique(domain_of_image, return_inverse=True)
+    return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), classes.tolist(),
                    domains.tolist())
 
 
-def eight_bits(path):
-    """An image file -> PIL image. Errors: OSError for more than 8 bits a pixel, which `convert` would make white."""
+def open_rgb(path):
+    """An image file -> PIL image in RGB. OSError if it has more than 8 bits a pixel: `convert` would make it white."""
     with Image.open(path) as image:
         if image.mode.startswith(("I", "F")):
             raise OSError("it has more than 8 bits a pixel; save it with 8")
@@ -680,7 +689,7 @@ def eight_bits(path):
 
 def test_images(dataset, domain, n):
     """Which of a domain's n images are for testing -> [bool], the same for every seed.
-    PACS: ⌈0.3 n⌉ at random, which fits FedLSA's Table 3. Elsewhere: two of ten in a row, as in FPL's code
+    PACS: ⌈0.3 n⌉ at random, which fits FedLSA's Table 3. Elsewhere: the last two of every ten files, as in FPL's code
     (github.com/WenkeHuang/RethinkFL), which fits FedLSA's Table 2 for office."""
     if dataset == "pacs":
         chosen = generator(0, f"test images of {domain}").permutation(n)[:math.ceil(3 * n / 10)]
@@ -688,7 +697,7 @@ def test_images(dataset, domain, n):
     return [i % 10 > 7 for i in range(n)]
 
 
-def decoded(parts, names, size, cache, key):
+def decoded(image_sets, names, size, cache, key):
     """The images of some of torchvision's data sets, resized -> RGB (n, 3, size, size) uint8, labels (n,).
     names: of the images, for an error. The file `cache` keeps both tensors as long as `key` is the same."""
     if cache.exists():
@@ -696,13 +705,14 @@ def decoded(parts, names, size, cache, key):
         if kept.get("key") == key:
             return kept["tensors"]
     print(f"decoding {len(names):,} images (once) ...", flush=True)
-    all_images = torch.utils.data.ConcatDataset(parts)
+    all_images = torch.utils.data.ConcatDataset(image_sets)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
     labels = torch.zeros(len(names), dtype=torch.long)
 
     def decode_one(i):
         try:
-            image, labels[i] = all_images[i]
+            image, label = all_images[i]
+            labels[i] = label
             pixels[i] = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
         except Exception as error:  # a damaged file may raise any
             sys.exit(f"cannot decode {names[i]}: {error}")
@@ -710,7 +720,7 @@ def decoded(parts, names, size, cache, key):
     with ThreadPoolExecutor(cores()) as pool:
         for n, _ in enumerate(pool.map(decode_one, range(len(names))), start=1):
             show_progress(f"decoding {n:,}/{len(names):,}")
-    tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2), labels
+    tensors = (torch.from_numpy(pixels).permute(0, 3, 1, 2), labels)
     if os.access(cache.parent, os.W_OK):  # the folder of a course may be read-only for its students
         scratch = cache.with_suffix(f".{os.getpid()}")
         torch.save({"key": key, "tensors": tensors}, scratch)
@@ -720,7 +730,7 @@ def decoded(parts, names, size, cache, key):
 
 
 def download(name, folder, size):
-    """One of torchvision's data sets, kept in `torchvision/` beside the folder where it was not found."""
+    """One of torchvision's data sets. It is downloaded to <data>/torchvision."""
     root = folder.parent / "torchvision"
     dataset_class = getattr(torchvision.datasets, TORCHVISION[name])
     options = [{"train": True}, {"train": False}]
@@ -736,8 +746,8 @@ def download(name, folder, size):
     names = [f"image {i} of {name}" for i in range(sum(map(len, parts)))]
     x, y = decoded(parts, names, size, root / f"{name}-{size}px.pt", name)
     classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, where torchvision has them
-    test = torch.arange(len(y)) >= len(y) - len(parts[-1])
-    return Dataset(x, y, torch.zeros_like(y), test, [str(label) for label in classes], [name])
+    is_test = torch.arange(len(y)) >= len(y) - len(parts[-1])  # the last part
+    return Dataset(x, y, torch.zeros_like(y), is_test, [str(label) for label in classes], [name])
 
 
 # --- glyphs: the built-in data set ----------------------------------------------------------------
@@ -751,7 +761,8 @@ CANVAS = 64  # pixels of the drawing, before it is reduced
 
 @functools.cache
 def glyphs(size=32):
-    """Digits in matplotlib's fonts in four domains, 200 of each class in each domain; every fourth is a test image."""
+    """Digits in matplotlib's fonts in four domains, 200 of each class in each domain; of these every fourth is
+    a test image."""
     x = torch.cat([draw_domain(name, 2000, size) for name in GLYPH_DOMAINS])
     index = torch.arange(len(x))
     test = index // 10 % 4 == 3
@@ -785,17 +796,17 @@ def noise(n, cells, channels=1):
     return F.interpolate(coarse, size=(CANVAS, CANVAS), mode="bilinear")
 
 
-def draw(digit, rotation, dx, dy, low=0.75, high=1.1):
+def draw(digit, rotation, dx, dy, min_zoom=0.75, max_zoom=1.1):
     """Digits (n,) in random fonts, turned, sheared, zoomed and moved -> (n, 1, CANVAS, CANVAS)."""
     n = len(digit)
     font = torch.randint(len(FONTS), (n,))
     angle = uniform(n, -rotation, rotation)
     shear = uniform(n, -0.25, 0.25)
-    zoom = 1 / uniform(n, low, high, channels=2)
-    zoom_x, zoom_y = zoom.split(1, dim=1)
-    first = [zoom_x * angle.cos(), zoom_x * (shear - angle.sin()), dx]
-    second = [zoom_y * angle.sin(), zoom_y * angle.cos(), dy]
-    theta = torch.cat([*first, *second], 1).view(n, 2, 3)
+    shrink = 1 / uniform(n, min_zoom, max_zoom, channels=2)
+    shrink_x, shrink_y = shrink.split(1, dim=1)
+    row_x = [shrink_x * angle.cos(), shrink_x * (shear - angle.sin()), dx]
+    row_y = [shrink_y * angle.sin(), shrink_y * angle.cos(), dy]
+    theta = torch.cat([*row_x, *row_y], 1).view(n, 2, 3)  # from output to input pixels
     grid = F.affine_grid(theta, (n, 1, CANVAS, CANVAS), align_corners=False)
     return F.grid_sample(digits_in_all_fonts()[font, digit].unsqueeze(1), grid, align_corners=False)
 
@@ -809,7 +820,7 @@ def draw_domain(name, n, size=32):
 
     if name == "plain":  # dark on paper
         image = uniform(n, 0.8, 1.0) - uniform(n, 0.5, 0.8) * draw(digit, 0.2, dx, dy)
-    elif name == "thin":  # thin strokes, a third of the resolution
+    elif name == "thin":  # thin strokes, drawn with 11 x 11 pixels
         ink = draw(digit, 0.35, dx, dy)
         thinner = -F.max_pool2d(-ink, 2, stride=1)  # the minimum of neighbours
         coarse = F.adaptive_avg_pool2d(thinner, (11, 11))
@@ -834,7 +845,7 @@ def draw_domain(name, n, size=32):
             other_colour = uniform(n, 0, 1, 3)
             ink = draw(other, 1.0, 1.1 * angle.cos(), 1.1 * angle.sin())
             image.lerp_(other_colour, 0.8 * ink)
-        image.lerp_(colour, draw(digit, 0.5, dx, dy, 0.65, 1.0))
+        image.lerp_(colour, draw(digit, 0.5, dx, dy, min_zoom=0.65, max_zoom=1.0))
         for _ in range(2):
             image = F.avg_pool2d(image, 5, 1, 2, count_include_pad=False)
 
@@ -852,25 +863,27 @@ def draw_domain(name, n, size=32):
 class Run:
     """A run's folder with args.json, log.csv and checkpoint.pt, its clock and its printed lines.
 
-    A method of your own has to keep three rules, so that it can be reported and resumed:
-      * `modules` lists every model that lasts over rounds: the clients' own, the global one, the server's.
-      * Tensors that last over rounds go through `resume` once and through `checkpoint` in each round. Pass () if there
-        are none. What each client keeps is a row of one tensor: client_update returns the new row, as clients run in
-        threads, and main writes it to row client.id. torch.nn.utils.parameters_to_vector makes a row of a network.
-      * Each round ends with `report`. Its `scores` are {prediction: accuracy in %}. Tables and figures show the
-        predictions "classifier", "prototype", "anchor" and "test"."""
+    A method of your own has to keep these rules, so that it can be reported and resumed:
+      * `modules` lists every network that lasts over rounds: the clients' own, the global one, the server's.
+      * Every tensor that lasts over rounds goes through `resume` once, before the first round, and through `checkpoint`
+        in each round. Without such tensors call both without `state`.
+      * A vector that each client keeps is a row of one tensor (clients, size). client_update returns the new row, and
+        main writes it to row client.id, as clients run in threads.
+      * Each round ends with `report`, then `checkpoint`, in this order: the checkpoint holds the round's row.
+        `scores` {name: accuracy in %} become columns acc_<name>. Tables and compare-*.png show the names "classifier",
+        "prototype", "anchor" and "test" alone; curves.png shows all, and further columns whose names end in "loss"."""
 
     def __init__(self, args, modules):
         self.args = args
         self.modules = modules
         self.rows = []  # of log.csv
         self.folder = Path(args.resume) if args.resume else new_folder(args)
-        about = {"script": args.script, **settings_of(args, NOT_LOGGED)}
+        about = {"script": args.script, **settings_of(args, OF_THIS_CALL + OF_THIS_MACHINE)}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
 
     def resume(self, state=()):
-        """With --resume, load the models and return the saved state. Otherwise return `state` unchanged. It is a
-        tensor, or a tuple of tensors; empty where the models are all that a server keeps."""
+        """With --resume, load the models' weights and return the saved state. Otherwise return `state` unchanged.
+        state: a tensor or a tuple of tensors; () where the models are all that lasts."""
         if not self.args.resume:
             return state
         saved = torch.load(self.folder / "checkpoint.pt", map_location=self.args.device, weights_only=True)
@@ -890,15 +903,15 @@ class Run:
     def report(self, t, scores, losses, up, down, **extra):
         """End round t: log it and print a line. Exits with status 1 where a client's loss is not finite.
 
-        scores: {prediction: accuracy in %}, or {} where the round was not evaluated; losses: the clients', [tensor];
+        scores: {name: accuracy in %}, or {} where the round was not evaluated; losses: the clients', [tensor];
         up, down: how many numbers all clients sent and received; extra: further columns of the log."""
         losses = torch.stack(losses)
         if not losses.isfinite().all():
             sys.exit(f"round {t}: a client's loss is not finite; lower --lr {self.args.lr:g} or a λ")
 
         row = {"round": t}
-        for prediction, value in scores.items():
-            row[f"acc_{prediction}"] = value
+        for name, value in scores.items():
+            row[f"acc_{name}"] = value
         row["loss"] = losses.mean().item()
         row["up"] = int(up)
         row["down"] = int(down)
@@ -910,16 +923,17 @@ class Run:
 
         T = self.args.rounds
         width = len(str(T))  # so that lines stand under each other
-        left = (T - t) * np.mean([row["seconds"] for row in self.rows]) / 60
+        minutes_left = (T - t) * np.mean([earlier["seconds"] for earlier in self.rows]) / 60
         shown = [f"round {t:{width}}/{T}"]
-        shown += [f"{prediction} {value:5.2f}" for prediction, value in scores.items()]
+        shown += [f"{name} {value:5.2f}" for name, value in scores.items()]
         shown.append(f"loss {row['loss']:.4f}")
         shown += [f"{name} {row[name]:.4g}" for name in extra]
-        shown.append(f"up {row['up']:,}  down {row['down']:,}  {row['seconds']:.2f} s  left {left:.1f} min")
-        show_progress("")
+        shown.append(f"up {row['up']:,}  down {row['down']:,}  {row['seconds']:.2f} s  left {minutes_left:.1f} min")
+        show_progress("")  # wipe the progress line
         print(*shown, sep="  ", flush=True)
 
     def write_log(self):
+        """Write log.csv. A round without evaluation has empty cells."""
         scratch = self.folder / "log.tmp"  # renamed when it is complete: a kill loses nothing
         with open(scratch, "w", encoding="utf-8", newline="") as file:
             columns = max(self.rows, key=len)  # those of a round that was evaluated
@@ -929,11 +943,13 @@ class Run:
         scratch.replace(self.folder / "log.csv")
 
     def checkpoint(self, t, state=()):
-        """Every --checkpoint-every rounds, and after the last: write checkpoint.pt. state: as in `resume`."""
+        """Write checkpoint.pt every --checkpoint-every rounds and after the last (0: never). state: as in `resume`."""
         every = self.args.checkpoint_every
-        if every == 0 or (t % every != 0 and t != self.args.rounds):
+        if every == 0:
             return
-        saved = {"script": self.args.script, "settings": settings_of(self.args, NOT_RESUMED), "rows": self.rows,
+        if t % every != 0 and t != self.args.rounds:
+            return
+        saved = {"script": self.args.script, "settings": settings_of(self.args, OF_THIS_CALL), "rows": self.rows,
                  "state": state, "modules": [module.state_dict() for module in self.modules]}
         scratch = self.folder / "checkpoint.tmp"  # renamed, so that there is always a complete one
         torch.save(saved, scratch)
@@ -942,8 +958,8 @@ class Run:
 
 def new_folder(args):
     """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added where that is taken."""
-    words = [args.script, args.dataset, args.name, f"s{args.seed}"]
-    name = "-".join(word for word in words if word)
+    pieces = [args.script, args.dataset, args.name, f"s{args.seed}"]
+    name = "-".join(piece for piece in pieces if piece)
     folder, n = Path(args.out, name), 1
     while folder.exists():
         n += 1
@@ -952,16 +968,18 @@ def new_folder(args):
     return folder
 
 
-NOT_RESUMED = ["script", "device", "trials", "out", "name", "resume", "no_plots"]  # chosen anew with --resume
-NOT_LOGGED = [*NOT_RESUMED, "data", "workers", "checkpoint_every"]  # not in args.json, so that machines can be compared
+OF_THIS_CALL = ["device", "trials", "out", "name", "resume", "no_plots"]  # neither in checkpoint.pt nor in args.json
+# in checkpoint.pt, but may be typed anew; not in args.json, so that runs of two machines can be compared
+OF_THIS_MACHINE = ["data", "workers", "checkpoint_every"]
 
 
 def settings_of(args, without):
-    return {name: value for name, value in vars(args).items() if name not in without}
+    """The flags {name: value}, but those of the list `without` and the script's name, which is stored beside them."""
+    return {name: value for name, value in vars(args).items() if name != "script" and name not in without}
 
 
 def load_checkpoint(folder, script):
-    """The checkpoint.pt of a run of this script. Nothing in the file is executed (weights_only)."""
+    """The checkpoint.pt of a run of this script, as `Run.checkpoint` saved it. Nothing in the file is executed."""
     try:
         saved = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
         its_script = saved["script"]
@@ -1184,7 +1202,7 @@ def plot_margins(clients, prototypes, classes, names):
 
 def compare(folders):
     """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png.
-    Runs that differ in the seed alone are one row: mean ± std."""
+    Folders with the same name up to -s<seed> are one row, mean ± std over seeds, if their settings agree, too."""
     tables = {}      # {data set and partition: {row: {seed: log}}}
     first_with = {}  # {row: the settings of its first run}
     for folder in map(Path, folders):
@@ -1194,7 +1212,7 @@ def compare(folders):
         if not predictions(log):  # a run that goes on and has not been tested yet
             continue
         settings = json.loads((folder / "args.json").read_text())
-        settings["number of rounds"] = len(log["round"])  # a run that has not ended enters no mean
+        settings["number of rounds"] = len(log["round"])  # so a run that has not ended is a row of its own
         seed = settings.pop("seed")
         row = str(folder).removesuffix(f"-s{seed}")
         first = first_with.setdefault(row, settings)
@@ -1267,27 +1285,27 @@ def fail(message):
     raise SystemExit(2)
 
 
-def number(kind, allows, words):
-    """A type for argparse: values of a kind (int, float, str) that a rule allows; words: the rule in words."""
+def checked(kind, allows, rule):
+    """A type for argparse: a text becomes an int, float or str (kind), and must be allowed; rule: this in words."""
     def read(text):
         value = kind(text)
         if not allows(value):
-            raise argparse.ArgumentTypeError(f"{text} is not {words}")
+            raise argparse.ArgumentTypeError(f"{text} is not {rule}")
         return value
-    read.__name__ = kind.__name__  # for "invalid float value: 'x'"
+    read.__name__ = kind.__name__  # argparse shows it in "invalid float value: 'x'"
     return read
 
 
-share = number(float, lambda value: 0 < value <= 1, "in (0, 1]")
-share_or_zero = number(float, lambda value: 0 <= value <= 1, "in [0, 1]")
-positive = number(float, lambda value: 0 < value < math.inf, "finite and above 0")
-not_negative = number(float, lambda value: 0 <= value < math.inf, "finite and at least 0")
-word = number(str, lambda text: re.fullmatch(r"\w[\w.-]*", text), "a word of letters, digits, '.', '_' and '-'")
-not_empty = number(str, bool, "a folder; is a variable unset?")
+share = checked(float, lambda value: 0 < value <= 1, "in (0, 1]")
+share_or_zero = checked(float, lambda value: 0 <= value <= 1, "in [0, 1]")
+positive = checked(float, lambda value: 0 < value < math.inf, "finite and above 0")
+not_negative = checked(float, lambda value: 0 <= value < math.inf, "finite and at least 0")
+word = checked(str, lambda text: re.fullmatch(r"\w[\w.-]*", text), "a word of letters, digits, '.', '_' and '-'")
+not_empty = checked(str, bool, "a folder; is a variable unset?")
 
 
 def at_least(low, high=10**9):
-    return number(int, lambda value: low <= value <= high, f"at least {low} and at most {high}")
+    return checked(int, lambda value: low <= value <= high, f"at least {low} and at most {high}")
 
 
 def dataset_name(text):
@@ -1349,7 +1367,7 @@ def make_parser(description):
 
     group = parser.add_argument_group("run")
     add = group.add_argument
-    add("--seed", type=at_least(0, 2**32 - 1), default=0, help="seed of everything random")
+    add("--seed", type=at_least(0, 2**32 - 1), default=0, help="seed of all draws but glyphs and PACS's test images")
     add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, or cuda:1")
     add("--workers", type=at_least(0), default=0, help="clients that train side by side on a CPU; 0: one a core")
     add("--eval-every", type=at_least(1), default=1, help="rounds from one evaluation to the next")
@@ -1392,13 +1410,15 @@ def parse(script, description, settings, add_flags, words=None):
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
 
-    # Read twice: first for --dataset, --data and --resume, which decide the preset. --help waits for the second time.
+    # The words are read twice. The first time only --dataset, --data and --resume count: they decide the preset.
+    # --help waits for the second time, so that it shows the preset's values.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
-    before = preset(first, script, settings)
-    parser.set_defaults(script=script, **before)
-    for one, other in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
-        if getattr(first, one) or getattr(first, other):  # what is typed replaces the preset of both
-            parser.set_defaults(**{one: None, other: None})
+    defaults = preset(first, script, settings)
+    parser.set_defaults(script=script, **defaults)
+    # of these pairs only one flag may be set: if one is typed, the preset of the other goes
+    for flag, rival in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
+        if getattr(first, flag) or getattr(first, rival):
+            parser.set_defaults(**{flag: None, rival: None})
     args = parser.parse_args(words)
 
     typed = {text.split("=")[0] for text in words if text.startswith("--")}
@@ -1408,15 +1428,15 @@ def parse(script, description, settings, add_flags, words=None):
     if args.clients is None and args.partition != "domain":
         fail(f"--partition {args.partition}: needs --clients, too")
     if args.resume:
-        for name, value in before.items():
-            if getattr(args, name) != value and name not in NOT_LOGGED + ["rounds"]:
+        for name, value in defaults.items():
+            if getattr(args, name) != value and name not in OF_THIS_MACHINE + ["rounds"]:
                 fail(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {value}, as in {args.resume}")
     args.device = choose_device(args.device)
     return args
 
 
 def run_script(script, description, main, settings, add_flags, words=None):
-    """Call main(args) once for each seed of --trials.
+    """Call main(args) once for each seed of --trials. words: instead of the command line, for tests.
     settings: {dataset: {flag: value}}, with "default" for data sets that are not named, and "domains" for image
     folders with several domains; add_flags(group): adds the method's own flags."""
     args = parse(script, description, settings, add_flags, words)

@@ -126,7 +126,7 @@ def build_sphere_net(data, args):
     The paper: two convolutions and three linear layers. Ours: 5x5 convolutions with 32 and 64 channels and a linear
     layer to I = 512 values (--model cnn4), then projector and classifier, one linear layer each. Another --model is
     another encoder."""
-    name = architecture(args.model, client=0)[0]                      # all clients have this one
+    name = architecture(args.model, i=0)[0]                           # all clients have this one
     pixels = data.x.shape[-1]
     with seeded(args.seed, "weights lsa_cnn ()"):                     # kept: other words would draw other weights
         encoder = build_extractor(name, pixels, args.small_stem)
