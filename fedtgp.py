@@ -35,7 +35,7 @@ Nearer to HtFLlib is --distance mse --lam 10 --margin-rule nearest --uploads bef
 Outcome: on CIFAR-10 FedTGP does not beat FedProto, on three domains of digits it does. FedSA's Table 1, CIFAR-10
 cross-device, mean of three seeds, best of 50 tested rounds (every 20th); the paper does not say how it predicts:
                                                   by classifier   by prototype   in FedSA's paper
-    fedtgp.py (an older version)                       85.8            84.8          87.98
+    fedtgp.py                                          85.8            84.7          87.98
     fedproto.py                                        86.5            86.2          87.49
 FedTGP's own Table 1 was not run: it leads there by 6.1 points on CIFAR-10 and 10.6 on CIFAR-100, practical setting.
 More: .github/papers/fedtgp.md.

@@ -75,10 +75,11 @@ def main():
     for i, one in enumerate(names):
         for other in names[:i]:
             seeds = [seed for seed in logs[one] if seed in logs[other]]
-            for kind in ("classifier", "prototype"):
-                cells = [lead_cell([function(logs[one][seed][kind]) - function(logs[other][seed][kind]) for seed in seeds])
-                         for function in (best, final, late)]
-                print(f"| {one} over {other} | by {kind} | {' | '.join(cells)} |")
+            for kind, of_other in (("classifier", "classifier"), ("prototype", "prototype"), ("prototype", "classifier")):
+                cells = [lead_cell([function(logs[one][seed][kind]) - function(logs[other][seed][of_other])
+                                    for seed in seeds]) for function in (best, final, late)]
+                words = f"by {kind}" if kind == of_other else f"by {kind}, over the other's {of_other}"
+                print(f"| {one} over {other} | {words} | {' | '.join(cells)} |")
             better = lead_cell([max(map(best, logs[one][seed].values())) - max(map(best, logs[other][seed].values()))
                                 for seed in seeds])
             print(f"| {one} over {other} | each by its better prediction | {better} | | |")
