@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import torchvision
 
 import common, fedlsa
+from conftest import arguments
 
 
 def net(model, client=0, net_class=common.Net, pixels=32, classes=10, **other):
@@ -177,3 +178,13 @@ def test_the_weights_of_fedlsa_are_drawn_by_the_seed():
     assert equal(one, again) and torch.equal(torch.get_rng_state(), state)
     for a, b in zip(one.parameters(), other.parameters()):
         assert not torch.equal(a, b)
+
+
+def test_each_client_has_its_own_architecture():
+    """Catches: one architecture for all clients of a group."""
+    args = arguments("fedproto", "--model htcnn8 --clients 9 --partition iid --image-size 24 --subset 0.05 --device cpu")
+    data = common.load_dataset(args)
+    clients = common.make_clients(data, args)
+    for i, client in enumerate(clients):
+        assert equal(client.net, common.build_net(data, args, i))
+    assert len({tuple(p.shape for p in client.net.parameters()) for client in clients}) == 8
