@@ -873,6 +873,8 @@ class Run:
         `scores` {name: accuracy in %} become columns acc_<name>. Tables and compare-*.png show the names "classifier",
         "prototype", "anchor" and "test" alone; curves.png shows all, and further columns whose names end in "loss"."""
 
+    last_checkpoint = None  # the folder where it is; Ctrl-C names it
+
     def __init__(self, args, modules):
         self.args = args
         self.modules = modules
@@ -954,6 +956,7 @@ class Run:
         scratch = self.folder / "checkpoint.tmp"  # renamed, so that there is always a complete one
         torch.save(saved, scratch)
         scratch.replace(self.folder / "checkpoint.pt")
+        Run.last_checkpoint = self.folder
 
 
 def new_folder(args):
@@ -1072,9 +1075,13 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
+        note = f"{len(groups)} of {len(clients)} clients"
+        if run.args.partition != "domain":
+            note += "; a client with few classes forms islands, with guidance, too"
     else:
         groups = {name: (net, images) for name, images in tests.items()}
-    figures["features"] = plot_features(groups, prototypes, classes, data.classes, run.args.seed)
+        note = "a class with few points has few test images here"
+    figures["features"] = plot_features(groups, prototypes, classes, data.classes, run.args.seed, note)
     if len(prototypes):
         figures["margins"] = plot_margins(clients, prototypes, classes, data.classes)
     for name, figure in figures.items():
@@ -1134,7 +1141,7 @@ def in_two_dimensions(z, seed):
     return tsne.fit_transform(z.numpy()), "t-SNE of features"
 
 
-def plot_features(groups, prototypes, classes, names, seed):
+def plot_features(groups, prototypes, classes, names, seed, note=""):
     """Features of test images in the plane: a colour for each class, a marker for each group, and stars for the
     server's prototypes (G, D) of classes (G,). groups {client or domain: (net, Images)}."""
     z, y, group = [], [], []
@@ -1162,7 +1169,7 @@ def plot_features(groups, prototypes, classes, names, seed):
                     axis.annotate(names[c], point, (7, 5), textcoords="offset points")
     for name, marker in markers.items():
         axis.scatter([], [], marker=marker, color="black", label=name)
-    axis.set(xticks=[], yticks=[], xlabel=method)
+    axis.set(xticks=[], yticks=[], xlabel=f"{method}\n{note}")
     figure.legend(loc="outside right upper")
     return figure
 
@@ -1252,7 +1259,7 @@ def print_row(row, logs):
 
 def plot_comparison(title, table):
     """Test accuracy over rounds, like with like: a panel for each kind of prediction; lines are means over seeds,
-    bands their ranges. table {row: {seed: log}}."""
+    bands their ranges; grey is the most frequent class of each row. table {row: {seed: log}}."""
     kinds = predictions(*[log for logs in table.values() for log in logs.values()])
     figure = Figure(figsize=(6 * len(kinds), 4.5 + 0.12 * len(table)))
     panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
@@ -1272,6 +1279,9 @@ def plot_comparison(title, table):
             line, = axis.plot(rounds, scores.mean(0), color=f"C{n}", marker=MARKERS[n], markersize=4)
             lines[row] = line
             axis.fill_between(rounds, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
+            if all("acc_most_frequent" in log for log in logs):
+                most_frequent = np.mean([np.nanmax(log["acc_most_frequent"]) for log in logs])
+                lines["most frequent class"] = axis.axhline(most_frequent, color="grey")
     figure.suptitle(title)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)
     return figure
@@ -1444,10 +1454,13 @@ def run_script(script, description, main, settings, add_flags, words=None):
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
         args.seed = seed
+        Run.last_checkpoint = args.resume
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            sys.exit("\nstopped by Ctrl-C; if its folder has a checkpoint.pt, --resume FOLDER goes on from there")
+            if Run.last_checkpoint:
+                sys.exit(f"\nstopped by Ctrl-C; --resume {Run.last_checkpoint} goes on from the last checkpoint")
+            sys.exit("\nstopped by Ctrl-C, without a checkpoint to go on from")
     if args.trials > 1:
         for name in results[0]:
             print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")

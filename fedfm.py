@@ -106,7 +106,7 @@ def fedfm_round(net, chosen, anchors, known, t, args):
     """A round of FedFM (Algorithm 1) -> anchors (C, D), known (C,), uploads, numbers up, numbers down. `net` becomes
     the new global model.
 
-    Until round T_s no class has an anchor: `known` is False. So the matching is 0, and the round is FedAvg's."""
+    Up to and including round T_s `known` is False for all classes. So the matching is 0, and the round is FedAvg's."""
     for client in chosen:
         client.net.load_state_dict(net.state_dict())
     with_anchors = args.lam > 0 and t > args.warmup
@@ -196,8 +196,8 @@ def squared_distance(z, y, anchors, known):
 
 
 def mean_over(counted, losses):
-    """The mean of losses (B,) over the samples that `counted` (B,) marks, 0 if there are none. A sample
-    whose class has no anchor may have an infinite loss: here it becomes 0. The mask on the logits cuts its gradient."""
+    """The mean of losses (B,) over the samples that `counted` (B,) marks, 0 if there are none. A sample whose class has
+    no anchor may have an infinite loss: here it becomes 0. The mask on the logits cuts its gradient."""
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 

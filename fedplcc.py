@@ -147,9 +147,8 @@ def local_loss(net, x, y, prototypes, args):
 
 
 def mean_over(counted, losses):
-    """The mean of losses (B,) over the samples that `counted` (B,) marks, 0 if there are none. A sample
-    whose class has no prototype may have an infinite loss: here it becomes 0. The mask in `contrast` cuts its
-    gradient."""
+    """The mean of losses (B,) over the samples that `counted` (B,) marks, 0 if there are none. A sample whose class has
+    no prototype may have an infinite loss: here it becomes 0. The mask in `contrast` cuts its gradient."""
     return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
 
 

@@ -60,14 +60,16 @@ def test_every_group_has_a_marker_of_its_own_name():
 def test_legends_and_stars_stay_inside():
     """Catches: a legend or the largest marker outside of the figure, for many runs and long names."""
     a_log = {"round": np.arange(1, 4), "acc_classifier": np.full(3, 50.0), "acc_prototype": np.arange(41, 44)}
-    table = {f"fedproto-cifar10-a-rather-long-name-{n}": {0: a_log, 1: a_log} for n in range(14)}
+    usual = {seed: a_log | {"acc_most_frequent": np.full(3, 30.0 + 2 * seed)} for seed in (0, 1)}
+    table = {f"fedproto-cifar10-a-rather-long-name-{n}": usual for n in range(14)}
     figure = common.plot_comparison("cifar10", table)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
     titles = [axis.get_title() for axis in figure.axes]
     assert titles == ["clients' own models, by classifier", "clients' own models, by prototype"]
-    assert all(len(axis.lines) == 14 for axis in figure.axes)
+    assert all(len(axis.lines) == 28 for axis in figure.axes)
+    assert figure.axes[0].lines[1].get_ydata()[0] == 31  # the most frequent class
 
 
 def test_no_star_of_margins_is_cut(run, monkeypatch):

@@ -79,13 +79,18 @@ def test_a_resumed_run_knows_where_its_images_are(run, tmp_path):
     assert len(checkpoint(folder)["rows"]) == 4
 
 
-def test_ctrl_c_is_a_sentence(run, monkeypatch):
-    """Catches: a traceback."""
-    def stopped(*_, **more):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("t, words", [(1, "without a checkpoint"), (3, "--resume .*fedproto-glyphs-s0 goes on")])
+def test_ctrl_c_names_the_folder_only_if_it_has_a_checkpoint(t, words, run, monkeypatch, tmp_path):
+    """Catches: a promise that cannot be kept."""
+    report = common.Run.report
+
+    def stopped(self, now, *rest, **more):
+        if now == t:
+            raise KeyboardInterrupt
+        report(self, now, *rest, **more)
     monkeypatch.setattr(common.Run, "report", stopped)
-    with pytest.raises(SystemExit, match="--resume FOLDER"):
-        run("fedproto", SMALL["fedproto"])
+    with pytest.raises(SystemExit, match=words):
+        run("fedproto", SMALL["fedproto"], "--rounds 4 --checkpoint-every 1")
 
 
 def test_a_place_that_cannot_be_written_is_an_error_before_the_first_round(run, monkeypatch):
