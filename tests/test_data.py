@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from PIL import Image
 
@@ -257,3 +258,19 @@ def test_the_noise_of_glyphs():
     alone, 0.04 of the tones from 0 to 255."""
     corners = common.draw_domain("thin", 300)[:, 0, :6, :6].float().flatten(1)
     assert corners.std(1).median().item() == pytest.approx(0.04 * 255, rel=0.05)
+
+
+def test_glyphs_are_those_of_the_published_runs():
+    """Catches: other digits that are as good: a shear of the other sign, swapped zooms, noise of one channel."""
+    by_domain = common.glyphs().x.view(4, 2000, 3, 32, 32)
+    tones = [F.avg_pool2d(x[7, :1].float(), 16).flatten().tolist() for x in by_domain]  # four corners of a 7
+    want = [[192, 186, 191, 209], [205, 208, 212, 210], [74, 83, 85, 87], [34, 51, 52, 51]]
+    np.testing.assert_allclose(tones, want, atol=1)
+
+
+@pytest.mark.parametrize("name", ["test", "validation"])
+def test_a_data_set_may_be_called_test(name, tmp_path):
+    """Catches: a data set that is taken for a folder of test images."""
+    picture(tmp_path / name / "train" / "a" / "1.png")
+    picture(tmp_path / name / "test" / "a" / "2.png")
+    assert load(tmp_path, name).test.tolist() == [False, True]

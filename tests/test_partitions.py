@@ -89,6 +89,9 @@ def test_a_seed_draws_what_it_drew_for_the_published_runs(kind):
     """Catches: another draw that is as good: the numbers on the pages would be of images that no command gives."""
     parts = split(np.arange(600) % 10, partition=kind, clients=4)
     assert [part.sum() for part in parts] == SUMS[kind]
+    if kind == "pathological":  # with several owners of a class, which is cut among them
+        parts = split(np.arange(600) % 10, partition=kind, clients=4, classes_per_client=5)
+        assert [part.sum() for part in parts] == [55663, 53943, 40317, 29777]
 
 
 def test_dirichlet_skews_with_small_beta_and_evens_out_with_large():
@@ -202,3 +205,18 @@ def test_the_least_that_a_client_gets(n, clients, batch_size, least):
     """Catches: half of an equal share, or one batch: Dirichlet's divisions would be drawn again more or less often."""
     args = SimpleNamespace(clients=clients, batch_size=batch_size)
     assert common.fewest_images(np.zeros(n), args) == least
+
+
+def test_the_least_that_an_owner_of_a_class_gets():
+    """Catches: rounded down: 20 images of three classes are at least 7 of each."""
+    y = np.arange(3000) % 10
+    for seed in range(20):
+        parts = split(y, partition="pathological", clients=10, classes_per_client=3, batch_size=10, seed=seed)
+        counts = class_table(y, parts, 10)
+        assert counts[counts > 0].min() >= 7 and counts.sum(1).min() >= 20
+
+
+def test_a_share_of_a_domain_is_rounded():
+    """Catches: 14 of 14.7 images."""
+    part, = split(np.zeros(35, int), np.zeros(35, int), partition="domain", domain_clients={"a": 1}, domain_fraction=0.42)
+    assert len(part) == 15

@@ -178,3 +178,20 @@ def test_the_lead_is_that_of_the_final_accuracy(capsys):
              "acc_most_frequent": np.array([35.0, np.nan, 35.0])}
     common.print_row("mine", {0: a_log})
     assert table(capsys.readouterr().out) == [["mine", "0", "classifier", "80.00", "60.00", "25.00", "3"]]
+
+
+def test_rows_of_a_comparison(tmp_path, capsys):
+    """Catches: seeds out of order, a flag that only the later run has, a run that has not ended in a mean."""
+    folders = []
+    for seed, rounds, more in ((3, 2, {}), (0, 2, {}), (1, 2, {"flag_of_later": 1}), (2, 1, {})):
+        folder = tmp_path / f"x-s{seed}"
+        folder.mkdir()
+        (folder / "args.json").write_text(json.dumps({"dataset": "glyphs", "partition": "iid", "seed": seed} | more))
+        lines = [f"{t},{t}\n" for t in range(1, rounds + 1)]
+        (folder / "log.csv").write_text("round,acc_test\n" + "".join(lines))
+        folders.append(folder)
+    common.compare(folders)
+    out = capsys.readouterr().out
+    assert [row[:2] for row in table(out)] == [["x", "0,3"], ["x-s1", "1"], ["x-s2", "2"]]
+    assert "x-s1: a row of its own, as it differs from the first in flag_of_later" in out
+    assert "x-s2: a row of its own, as it differs from the first in number of rounds" in out

@@ -1,6 +1,6 @@
 """Kill and resume; checkpoints that must not be trusted; losses that are not finite."""
 
-import os, pickle, subprocess, sys
+import json, os, pickle, subprocess, sys
 
 import pytest
 import torch
@@ -178,3 +178,15 @@ def test_a_loss_that_is_not_finite_is_named_and_the_checkpoint_stays(script, run
         run(script, SMALL[script], "--rounds 5 --checkpoint-every 1 --lr 0.007")
     folder, = (tmp_path / "runs").iterdir()
     assert len(checkpoint(folder)["rows"]) == 2 and len(log(folder)) == 2
+
+
+def test_what_a_checkpoint_and_args_json_hold(run, tmp_path):
+    """Catches: a run that cannot go on with other workers or under another name; two machines that cannot be compared."""
+    of_this_call = {"device", "trials", "out", "name", "resume", "no_plots"}
+    of_this_machine = {"data", "workers", "checkpoint_every"}
+    folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1 --workers 1 --name one").folder
+    args = arguments("fedproto", "--workers 2 --checkpoint-every 5 --data", tmp_path, "--resume", folder)
+    assert (args.workers, args.checkpoint_every, args.data) == (2, 5, str(tmp_path))
+    assert not of_this_call & set(checkpoint(folder)["settings"])
+    about = json.loads((folder / "args.json").read_text())
+    assert not (of_this_call | of_this_machine) & set(about) and about["script"] == "fedproto"

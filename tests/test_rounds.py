@@ -968,3 +968,11 @@ def test_the_best_round_of_fedfm_is_picked_on_validation_images(play):
     near([row["acc_validation"] for row in story.rows], judged)
     near([row["acc_test"] for row in story.rows], tests)
     near(picked(story.ended), (tests[1], 2))
+
+
+def test_lite_without_matching_sends_no_means(play):
+    """Catches: FedAvg with anchors in its traffic."""
+    story = play("fedfm", "--lite --model-every 2 --lam 0")
+    size, chosen = weights_of_model(story), [len(records) for records in story.rounds.values()]
+    assert [row["up"] for row in story.rows] == [0, chosen[1] * size, 0, chosen[3] * size, chosen[4] * size]
+    assert [row["down"] for row in story.rows] == [4 * size, 0, 4 * size, 0, 4 * size]

@@ -200,7 +200,7 @@ BAD = {  # what the line says: command lines
     "unrecognized": ["--none 1", "--lam-mcl 1"],
     "plain, thin, texture, clutter": ["--partition domain --domain-clients nowhere:1"],
     "no meaning": ["--domain-clients plain:1", "--missing 3", "--partition iid --beta 1", "fedlsa --dominant-share 0.5",
-                   "fedfm --partition iid --clients 4 --images-per-class 3"],
+                   "fedfm --partition iid --clients 4 --images-per-class 3", "--partition iid --beta=1"],
     "not allowed with": ["--partition domain --domain-clients plain:1,thin:2 --clients 3", "--resume here --trials 2",
                          "fedplcc --domain-fraction 0.5 --images-per-class 3"],
     "without --lite": ["fedfm --model-every 2"],
