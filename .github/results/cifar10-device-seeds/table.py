@@ -80,9 +80,9 @@ def main():
                                     for seed in seeds]) for function in (best, final, late)]
                 words = f"by {kind}" if kind == of_other else f"by {kind}, over the other's {of_other}"
                 print(f"| {one} over {other} | {words} | {' | '.join(cells)} |")
-            better = lead_cell([max(map(best, logs[one][seed].values())) - max(map(best, logs[other][seed].values()))
-                                for seed in seeds])
-            print(f"| {one} over {other} | each by its better prediction | {better} | | |")
+            cells = [lead_cell([max(map(function, logs[one][seed].values())) - max(map(function, logs[other][seed].values()))
+                                for seed in seeds]) for function in (best, final, late)]
+            print(f"| {one} over {other} | each by its better prediction | {' | '.join(cells)} |")
 
     print("\nFedTGP's lead over FedProto by prototype on each seed, mean of a hundred rounds\n")
     for name in ("`fedtgp.py`", "`fedtgp.py`, an earlier version"):
