@@ -184,21 +184,19 @@ def contrastive_guiding(z, y, anchors, known, temperature):
     Features are normalised as in Section VII-A, anchors as in the authors' code.
     z (B, D), y (B,), anchors (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors, dim=1).T
-    logits = (cosine / temperature).masked_fill(~known, -torch.inf)   # no anchor: out of the softmax
-    return mean_over(known[y], F.cross_entropy(logits, y, reduction="none"))
+    logits = (cosine / temperature).masked_fill(~known, -1e9)         # no anchor: exp(-1e9) = 0 in the softmax
+    losses = F.cross_entropy(logits, y, reduction="none")             # (B,)
+    counted = known[y]
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
 def squared_distance(z, y, anchors, known):
-    """Eq. 3 with both vectors normalised as above: ‖z_b/‖z_b‖ − a_c/‖a_c‖‖² for c = y_b, the mean over samples whose
-    class has an anchor. Shapes as above -> scalar."""
+    """Eq. 3: ‖u − v‖², u a feature and v the anchor of its class, both scaled to length 1. The mean is over samples
+    whose class has an anchor. Shapes as above -> scalar."""
     difference = F.normalize(z, dim=1) - F.normalize(anchors, dim=1)[y]
-    return mean_over(known[y], difference.square().sum(1))
-
-
-def mean_over(counted, losses):
-    """The mean of losses (B,) over the samples that `counted` (B,) marks, 0 if there are none. A sample whose class has
-    no anchor may have an infinite loss: here it becomes 0. The mask on the logits cuts its gradient."""
-    return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
+    losses = difference.square().sum(1)                               # (B,)
+    counted = known[y]
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
 def proximal(net, start):
@@ -246,12 +244,13 @@ def lite_round(net, clients, chosen, anchors, known, t, args):
     """A round of FedFM-Lite, with one handshake (Section VI) -> what fedfm_round returns.
 
     All clients download the model in rounds 1, a + 1, ...; participants upload theirs in rounds a, 2a, ... and the
-    last. In between the global model does not change. A download overwrites what a client trained and did not upload.
+    last. In between the global model does not change. A download overwrites what a client has trained since its last
+    upload. Everybody keeps a model, but only participants need anchors.
 
     Resumed with a larger --rounds, a run differs from an uninterrupted one: its old last round sent no class means."""
     models_down = (t - 1) % args.model_every == 0
     models_up = t % args.model_every == 0 or t == args.rounds
-    means_up = args.lam > 0 and t + 1 > args.warmup and t < args.rounds                    # for the next round
+    means_up = args.lam > 0 and t >= args.warmup and t < args.rounds  # they become the anchors of round t + 1
 
     down = len(chosen) * known.sum() * args.feature_dim
     up = 0

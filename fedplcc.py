@@ -82,8 +82,8 @@ def main(args):
     D, net_size = args.feature_dim, model_size(net)
 
     run = Run(args, modules=[net])                                    # modules: the models that a checkpoint keeps
-    none = Prototypes(*nothing(D, args.device))                       # in round 1 there are none: G = 0
-    prototypes = Prototypes(*run.resume(tuple(none)))                 # with --resume: those of the checkpoint
+    prototypes = Prototypes(*no_vectors(D, args.device))              # in round 1 there are none: G = 0
+    prototypes = Prototypes(*run.resume(tuple(prototypes)))           # with --resume: those of the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -108,7 +108,7 @@ def main(args):
     return summarize(run)
 
 
-def nothing(D, device):
+def no_vectors(D, device):
     """No vectors (0, D), no classes (0,), no weights (0,)."""
     return (torch.zeros(0, D, device=device), torch.zeros(0, dtype=torch.long, device=device),
             torch.zeros(0, device=device))
@@ -138,23 +138,21 @@ def local_loss(net, x, y, prototypes, args):
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)                                  # Eq. 5
 
+    if len(prototypes.vectors) == 0:                                  # in round 1, and with FedAvg
+        return cross_entropy
+
     own = prototypes.classes == y[:, None]                            # (B, G): is prototype g of the class of sample b?
-    has_prototype = own.any(1)                                        # (B,): has its class a prototype? Not in round 1
+    counted = own.any(1)                                              # (B,): has its class a prototype?
+    n = counted.sum().clamp(min=1)
     s = similarity(z, prototypes.vectors, args.alpha)                                      # Eq. 7
-    l_contra = mean_over(has_prototype, contrast(s, own, prototypes.weights, args.tau))
-    l_corr = mean_over(has_prototype, attraction(s, own, prototypes.weights, args.phi))
+    l_contra = (contrast(s, own, prototypes.weights, args.tau) * counted).sum() / n        # Eq. 6
+    l_corr = (attraction(s, own, prototypes.weights, args.phi) * counted).sum() / n        # Eq. 8
     return cross_entropy + args.lam_contra * l_contra + args.lam_corr * l_corr
 
 
-def mean_over(counted, losses):
-    """The mean of losses (B,) over the samples that `counted` (B,) marks, 0 if there are none. A sample whose class has
-    no prototype may have an infinite loss: here it becomes 0. The mask in `contrast` cuts its gradient."""
-    return losses.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
-
-
 def similarity(z, vectors, alpha):
-    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features follow a ReLU, so cosines are ≥ 0. Here they are at least 1e-6,
-    as the power has an infinite slope at 0 if α < 1. A smaller cosine gets no gradient.
+    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features follow a ReLU, so cosines are ≥ 0. We clamp them at 1e-6, as the
+    power has an infinite slope at 0 if α < 1. A smaller cosine gets no gradient.
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
     return cosine.clamp(min=1e-6) ** alpha
@@ -163,19 +161,19 @@ def similarity(z, vectors, alpha):
 def contrast(s, own, weights, tau):
     """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s/τ) W_g / Σ_g exp(s/τ) W_g ).
 
-    s (B, G), own (B, G) bool, weights (G,) -> (B,), infinite or nan where the class has no prototype."""
+    s (B, G), own (B, G) bool, weights (G,) -> (B,), of no meaning where the class has no prototype."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    logits_of_own = logits.masked_fill(~own, -torch.inf)
+    logits_of_own = logits.masked_fill(~own, -1e9)                    # exp(-1e9) = 0
     return logits.logsumexp(1) - logits_of_own.logsumexp(1)
 
 
 def attraction(s, own, weights, phi):
-    """L_corr, Eq. 8, of each sample: −Σ of the ⌈φ |G^y|⌉ largest s_α W_g among the prototypes of its class.
+    """L_corr, Eq. 8, of each sample: −Σ of the ⌈φ n⌉ largest s_α W_g among the n prototypes of its class.
 
     s (B, G), own (B, G) bool, weights (G,) -> (B,)."""
     ranked = (s * weights * own).sort(1, descending=True).values      # s > 0, so other classes come last, with 0
     rank = torch.arange(len(weights), device=s.device)
-    kept = rank < ceil_of_share(phi, own.sum(1))[:, None]             # the first ⌈φ |G^y|⌉ of each row
+    kept = rank < ceil_of_share(phi, own.sum(1))[:, None]             # the first ⌈φ n⌉ of each row
     return -(ranked * kept).sum(1)
 
 
@@ -188,7 +186,7 @@ def local_clusters(net, images, args):
     """Eq. 9: the features of a client's training images, clustered class by class -> Clusters. They are taken in eval
     mode; the paper does not say."""
     if args.lam_contra == 0 and args.lam_corr == 0:                   # FedAvg: no prototypes travel
-        return Clusters(*nothing(args.feature_dim, images.y.device))
+        return Clusters(*no_vectors(args.feature_dim, images.y.device))
     if args.local_prototypes == "mean":                               # one mean per class, as FPL's clients send
         means, counts = class_means(net, images)
         classes = counts.nonzero().flatten()
@@ -216,30 +214,30 @@ def global_prototypes(clusters, args):
 
 # --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -------------------------------------------------
 
-def cluster_by_class(x, y, weight, level):
+def cluster_by_class(x, y, sizes, level):
     """FINCH* (FINCH with weights) on the vectors of each class.
 
-    x (n, D), y (n,), weight (n,) -> Clusters; sizes are sums of weights."""
-    vectors, classes, sizes = [x[:0]], [y[:0]], [weight[:0]]          # empty lists could not be joined
+    x (n, D), y (n,), sizes (n,): how many images each vector stands for -> Clusters; their sizes are sums of these."""
+    vectors, classes, totals = [x[:0]], [y[:0]], [sizes[:0]]          # not [], for FedAvg's clients send no vectors
     for c in y.unique():
         of_class = y == c
         # float64: in float32 the cosines of nearly equal features all round to 1
-        means, totals = finch(x[of_class].double(), weight[of_class].double(), level)
+        means, total = finch(x[of_class].double(), sizes[of_class].double(), level)
         vectors.append(means.float())
-        classes.append(c.expand(len(totals)))
-        sizes.append(totals.float())
-    return Clusters(torch.cat(vectors), torch.cat(classes), torch.cat(sizes))
+        classes.append(c.expand(len(total)))
+        totals.append(total.float())
+    return Clusters(torch.cat(vectors), torch.cat(classes), torch.cat(totals))
 
 
-def finch(x, weight, level="last"):
+def finch(x, sizes, level="last"):
     """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on.
 
-    The paper says neither which of FINCH's partitions to take nor how to average. level "first" takes the first pass;
-    "last" the last one that still has several clusters (the first, if already that has one).
+    The paper says neither after which pass to stop nor how to average. level "first" stops after the first; "last"
+    before the one that would leave a single cluster, but not before the first, as in FedPLVM's code.
     The means are weighted by the sizes, so that a prototype is the mean of its images.
 
-    x (n, D), weight (n,) -> means (m, D), sums of weights (m,)."""
-    means, sizes = merge_neighbours(x, weight)
+    x (n, D), sizes (n,) -> means (m, D), their sizes (m,)."""
+    means, sizes = merge_neighbours(x, sizes)
     while level == "last" and len(means) > 1:
         coarser_means, coarser_sizes = merge_neighbours(means, sizes)
         if len(coarser_means) == 1:
@@ -248,12 +246,12 @@ def finch(x, weight, level="last"):
     return means, sizes
 
 
-def merge_neighbours(x, weight):
-    """One pass of FINCH -> the clusters' weighted means (m, D), their sums of weights (m,)."""
+def merge_neighbours(x, sizes):
+    """One pass of FINCH on x (n, D) with sizes (n,) -> the clusters' weighted means (m, D), their sizes (m,)."""
     cluster = first_neighbour_clusters(x)
     member = F.one_hot(cluster).to(x.dtype)                           # (n, m)
-    total = member.T @ weight
-    means = member.T @ (x * weight[:, None]) / total[:, None]
+    total = member.T @ sizes
+    means = member.T @ (x * sizes[:, None]) / total[:, None]
     return means, total
 
 
@@ -287,16 +285,16 @@ BASE = dict(                # from the paper, where no comment says otherwise
     clients=None,           # one for each domain
     participation=1.0,
     partition="domain",
-    images_per_class=30,    # of each class, as the paper's 300 of ten classes; DSLR and Webcam have fewer in some
+    images_per_class=30,    # our reading of the paper's 300 of ten classes; DSLR and Webcam have fewer in some
     model="resnet10",
     feature_dim=512,
     rounds=50,
-    local_epochs=10,
+    local_epochs=10,        # in the paper epochs, and iterations
     batch_size=32,          # not in the paper: from FedPLVM's code
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,
-    lam_contra=1.0,         # the paper's for DomainNet, here for all that has no value below
+    lam_contra=1.0,         # the paper's for DomainNet, also used where none is given below
     lam_corr=10.0,          # in the paper λ2 = 10 λ1
     phi=0.5,
     tau=0.07,

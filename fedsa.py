@@ -66,7 +66,7 @@ class Upload(NamedTuple):
 
 def main(args):
     if args.lam_mcl is None:                                          # not given: the paper's λ2, by architectures
-        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01
+        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # GROUPS: names of several architectures, as htfe8
     data = load_dataset(args)
     clients = make_clients(data, args)
     C, D = len(data.classes), args.feature_dim
@@ -124,8 +124,8 @@ def client_update(client, anchors, t, args):
 
     d* is the larger of two margins: that of the anchors and that of the client's class means. The paper has no formula
     for the anchors'; we take Eq. 6."""
-    prototypes, counts = class_means(client.net, client.train)                             # Eq. 2, before training
-    local_margin = average_margin(prototypes[counts > 0], args.margin_rule)                # Eq. 6
+    old_prototypes, counts = class_means(client.net, client.train)                         # Eq. 2, before training
+    local_margin = average_margin(old_prototypes[counts > 0], args.margin_rule)            # Eq. 6
     global_margin = average_margin(anchors, args.margin_rule)
     margin = torch.maximum(global_margin, local_margin)                                    # d*
 
@@ -155,8 +155,9 @@ def local_loss(net, x, y, anchors, margin, args):
 
 
 def regularization(z, y, anchors, distance="euclidean"):
-    """L_R, Eq. 5: the mean of d(z_b, Ā^{y_b}) over the samples of a batch, or of the mean squared error ("mse"). In
-    the paper it is a sum over the C_i class means of a client. z (B, D), y (B,), anchors (C, D) -> scalar."""
+    """L_R, Eq. 5: the mean of d(z_b, Ā^{y_b}) over the samples of a batch; with "mse" of the squared differences, over
+    their D numbers, too. In the paper it is a sum over the C_i class means of a client.
+    z (B, D), y (B,), anchors (C, D) -> scalar."""
     difference = z - anchors[y]
     if distance == "euclidean":
         return difference.norm(dim=1).mean()
@@ -181,16 +182,17 @@ def average_margin(points, margin_rule="average"):
 
 
 def margin_contrastive(z, y, anchors, margin):
-    """L_MCL, Eq. 7: a cross-entropy. The logit of a class c is −d(z_b, Ā^c), and that of the sample's own class is
-    −(d(z_b, Ā^c) + d*). The mean is over the batch; the paper has class means for samples.
-    z (B, D), y (B,), anchors (C, D), d* a scalar -> scalar."""
+    """L_MCL, Eq. 7: a cross-entropy. The logit of a class c is −d(z_b, Ā^c); that of the sample's own class is lower by
+    the margin d*. The mean is over the batch; the paper has class means instead of samples.
+    z (B, D), y (B,), anchors (C, D), margin d* a scalar -> scalar."""
     d = distances(z, anchors)                                         # (B, C)
     own_class = F.one_hot(y, len(anchors))
     return F.cross_entropy(-(d + margin * own_class), y)
 
 
 def classifier_calibration(classifier, anchors):
-    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors (C, D), mean over classes -> scalar."""
+    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors (C, D), mean over classes -> scalar. The paper's
+    classifier has no bias, ours has one."""
     classes = torch.arange(len(anchors), device=anchors.device)
     return F.cross_entropy(classifier(anchors), classes)
 
@@ -219,7 +221,7 @@ def ema(anchors, averages, uploaded, alpha):
 BASE = dict(                # the paper's setting, where no comment says otherwise
     clients=20,
     participation=1.0,
-    partition="dirichlet",  # as in PFLlib, a client with 1/clients of all images gets none of the next classes
+    partition="dirichlet",  # as in PFLlib: a client that has 1/clients of all images gets no images of later classes
     beta=0.1,
     model="cnn4",
     feature_dim=512,

@@ -232,8 +232,8 @@ def test_fedplcc_losses(B, C, G, D, alpha, tau, phi):
         for labels in (y, np.full(B, C)):  # nobody has sent a prototype of class C
             own = torch.tensor(classes == labels[:, None])
             given, seen = (tensor(s).requires_grad_(), own, tensor(weights)), own.any(1)
-            l_contra = fedplcc.mean_over(seen, fedplcc.contrast(*given, tau))                          # Eq. 6
-            l_corr = fedplcc.mean_over(seen, fedplcc.attraction(*given, phi))                          # Eq. 8
+            l_contra = (fedplcc.contrast(*given, tau) * seen).sum() / max(seen.sum(), 1)               # Eq. 6
+            l_corr = (fedplcc.attraction(*given, phi) * seen).sum() / max(seen.sum(), 1)               # Eq. 8
             agree(l_contra, contrast(s, labels, classes, weights, tau))
             agree(l_corr, attraction(s, labels, classes, weights, phi))
             (l_contra + l_corr).backward()
