@@ -20,7 +20,7 @@ import re
 import sys
 import time
 import zlib
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -126,15 +126,12 @@ def for_each_client(function, clients, *arguments, workers):
     threads = (workers or cores()) if on_cpu else 1
     # a large client that begins last would keep the others waiting
     largest_first = sorted(clients, key=lambda client: -len(client.train.y))
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        jobs = {client.id: pool.submit(run_client, client) for client in largest_first}
-        for n, job in enumerate(as_completed(jobs.values()), start=1):
-            job.result()  # raises the client's error, if there was one; results are collected below
-            show_progress(f"client {n}/{len(clients)}")
-    finally:
-        pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C no further client begins
-    return [jobs[client.id].result() for client in clients]
+    results = {}
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for client, result in zip(largest_first, pool.map(run_client, largest_first)):
+            results[client.id] = result
+            show_progress(f"client {len(results)}/{len(clients)}")
+    return [results[client.id] for client in clients]
 
 
 # --- minibatches ----------------------------------------------------------------------------------
@@ -235,16 +232,16 @@ def right_answers(client, prototypes, known):
     return by_classifier.sum().item(), by_prototype.sum().item(), by_frequency.sum().item()
 
 
-def is_evaluated(t, args):
-    """Whether round t is one of every --eval-every, or the last."""
-    return t % args.eval_every == 0 or t == args.rounds
+def is_due(t, every, args):
+    """Whether round t is a multiple of `every`, or the last. Never, if `every` is 0."""
+    return every > 0 and (t % every == 0 or t == args.rounds)
 
 
 def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"):
     """Accuracy in % of all clients, each by its own model on its own test images: Σ right / Σ images.
     name: "prototype" or "anchor", what the log and the tables call the server's vectors
     -> {"classifier": %, name: %, "most_frequent": %}, or {} in a round without evaluation."""
-    if not is_evaluated(t, args):
+    if not is_due(t, args.eval_every, args):
         return {}
     right = for_each_client(right_answers, clients, prototypes, known, workers=args.workers)
     by_classifier, by_prototype, most_frequent = zip(*right)
@@ -263,7 +260,7 @@ def accuracy(net, images):
 def evaluate_global(net, tests, t, args):
     """Accuracy in % of the global model on the server's test images, by its classifier. tests {domain: Images}
     -> {"test": mean over domains}, and each domain's where there are several; {} in a round without evaluation."""
-    if not is_evaluated(t, args):
+    if not is_due(t, args.eval_every, args):
         return {}
     scores = {}
     for name, images in tests.items():
@@ -785,14 +782,14 @@ def digits_in_all_fonts():
     return torch.from_numpy(np.stack(images)).view(-1, 10, CANVAS, CANVAS)
 
 
-def uniform(n, low, high, channels=1, cells=1):
-    """Random numbers (n, channels, cells, cells): an angle, a grey or a colour for each of n images."""
-    return torch.rand(n, channels, cells, cells) * (high - low) + low
+def uniform(n, low, high, channels=1):
+    """Random numbers (n, channels, 1, 1): an angle, a grey or a colour for each of n images."""
+    return torch.rand(n, channels, 1, 1) * (high - low) + low
 
 
 def noise(n, cells, channels=1):
     """Smooth noise around 0, (n, channels, CANVAS, CANVAS)."""
-    coarse = uniform(n, -0.5, 0.5, channels, cells)
+    coarse = torch.rand(n, channels, cells, cells) - 0.5
     return F.interpolate(coarse, size=(CANVAS, CANVAS), mode="bilinear")
 
 
@@ -946,10 +943,7 @@ class Run:
 
     def checkpoint(self, t, state=()):
         """Write checkpoint.pt every --checkpoint-every rounds and after the last (0: never). state: as in `resume`."""
-        every = self.args.checkpoint_every
-        if every == 0:
-            return
-        if t % every != 0 and t != self.args.rounds:
+        if not is_due(t, self.args.checkpoint_every, self.args):
             return
         saved = {"script": self.args.script, "settings": settings_of(self.args, OF_THIS_CALL), "rows": self.rows,
                  "state": state, "modules": [module.state_dict() for module in self.modules]}
@@ -1210,8 +1204,8 @@ def plot_margins(clients, prototypes, classes, names):
 def compare(folders):
     """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png.
     Folders with the same name up to -s<seed> are one row, mean ± std over seeds, if their settings agree, too."""
-    tables = {}      # {data set and partition: {row: {seed: log}}}
-    first_with = {}  # {row: the settings of its first run}
+    tables = {}  # {data set and partition: {row: {seed: log}}}
+    first_settings = {}  # {row: those of its first run}
     for folder in map(Path, folders):
         if not (folder / "log.csv").exists():
             continue
@@ -1222,13 +1216,15 @@ def compare(folders):
         settings["number of rounds"] = len(log["round"])  # so a run that has not ended is a row of its own
         seed = settings.pop("seed")
         row = str(folder).removesuffix(f"-s{seed}")
-        first = first_with.setdefault(row, settings)
+        first = first_settings.setdefault(row, settings)
         differing = [name for name in {**first, **settings} if first.get(name) != settings.get(name)]
         if differing:
             print(f"{folder}: a row of its own, as it differs from the first in {', '.join(differing)}")
             row = str(folder)
-        table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
-        table.setdefault(row, {})[seed] = log
+        title = f"{settings['dataset']}-{settings['partition']}"
+        table = tables.setdefault(title, {})
+        logs = table.setdefault(row, {})
+        logs[seed] = log
     if not tables:
         fail("no run folders given; try: python common.py runs/*")
 
