@@ -23,8 +23,9 @@ def read(folder):
         return None
     with open(found[0] / "log.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["acc_classifier"] not in ("", "nan")]
-    log = {kind: {int(row["round"]): float(row[f"acc_{kind}"]) for row in rows if row["round"] != "0"}
-           for kind in ("classifier", "prototype")}  # of FedSA: "prototype" is by the nearest anchor
+    vectors = "acc_prototype" if "acc_prototype" in rows[0] else "acc_anchor"  # FedSA's older logs have "prototype"
+    log = {kind: {int(row["round"]): float(row[column]) for row in rows if row["round"] != "0"}
+           for kind, column in (("classifier", "acc_classifier"), ("prototype", vectors))}
     return log if ROUNDS in log["classifier"] else None
 
 
