@@ -33,8 +33,8 @@ Left open in the paper:
     weighted by sizes. Batches of 32, 64 pixels (glyphs and Digit-5: 32), no augmentation.
   * τ = 0.07, as in the setup; the ablation calls 0.55 optimal. With 0.55 accuracy is 17 points lower here (office,
     seed 0, one epoch).
-Outcome on office, Table III: FedPLCC leads FedAvg by 9.3 and 9.0 points on two seeds (the paper: 10.5), but at 68.5 and
-71.7 %, not 78.3. No choice that we tried explains that. FINCH leaves 1.5 to 2 prototypes for each class, so weights and
+Outcome on office, Table III: FedPLCC leads FedAvg by 9.3 and 9.0 points on two seeds (the paper: 10.5), but at 68.5 to
+72.5 %, not 78.3. No choice that we tried explains that. FINCH leaves 1.5 to 2 prototypes for each class, so weights and
 φ have little to do. More: .github/papers/fedplcc.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
