@@ -30,7 +30,7 @@ HtFLlib, by FedTGP's first author, has --distance mse --lam 10 --aggregate unifo
 Outcome in FedSA's Table 1, CIFAR-10 cross-device: 86.5 % by classifier and 86.2 % by prototype (in print 87.49, no word
 how it predicts); clients that train alone have 84.8 and 81.1 %. More: .github/papers/fedproto.md.
 
-    python fedproto.py                                                       built-in glyphs, half a minute
+    python fedproto.py                                                       built-in glyphs, under a minute
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA Table 1, cross-device, a small CNN
     python fedproto.py --dataset cifar100 --model htfe8                      FedTGP Table 1, practical, eight models
     python fedproto.py --lam 0                                               no pull: each client trains alone
@@ -162,7 +162,7 @@ BASE = dict(                # the setting of FedTGP and FedSA, where no comment 
     distance="euclidean",
     aggregate="weighted",
 )
-GLYPHS = dict(              # drawn digits, not from the paper: half a minute on two cores
+GLYPHS = dict(              # drawn digits, not from the paper: under a minute on two cores
     BASE,
     model="htcnn8",
     image_size=24,
