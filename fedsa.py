@@ -31,7 +31,8 @@ Left open in the paper:
   * Whether clients send class means from before or after training (ours: after), and what the tables report.
 Outcome in Table 1, CIFAR-10 cross-device: FedSA is 0.6 points behind FedProto by classifier (the paper: 1.3 ahead, no
 word how it predicts). With --distance mse --lam-r 10 --projection mlp, as in the authors' code, it is 0.3 behind by
-classifier and 0.4 ahead by anchor. More: .github/papers/fedsa.md.
+classifier and 0.4 ahead by anchor (best rounds; by each method's better prediction undecided). More:
+.github/papers/fedsa.md.
 
     python fedsa.py                                                          built-in glyphs, under a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1      Table 1, cross-device, a small CNN
@@ -75,8 +76,8 @@ def main(args):
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (K, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (K, C)
-        averages, uploaded = weighted_mean(local_prototypes, counts)                       # Eq. 3
-        anchors = ema(anchors, averages, uploaded, args.alpha)                             # Eq. 10
+        global_prototypes, uploaded = weighted_mean(local_prototypes, counts)              # Eq. 3
+        anchors = ema(anchors, global_prototypes, uploaded, args.alpha)                    # Eq. 10
 
         scores = evaluate_personal(clients, anchors, t, args, name="anchor")
         up = (counts > 0).sum() * (D + 1)                             # Σ_i C_i · (D + 1)
@@ -179,7 +180,8 @@ def margin_contrastive(z, y, anchors, margin):
     z (B, D), y (B,), anchors (C, D), margin d* a scalar -> scalar."""
     d = distances(z, anchors)                                         # (B, C)
     own_class = F.one_hot(y, len(anchors))
-    return F.cross_entropy(-(d + margin * own_class), y)
+    logits = -(d + margin * own_class)
+    return F.cross_entropy(logits, y)
 
 
 def classifier_calibration(classifier, anchors):
@@ -200,11 +202,11 @@ def weighted_mean(local_prototypes, counts):
     return mean, total > 0
 
 
-def ema(anchors, averages, uploaded, alpha):
+def ema(anchors, global_prototypes, uploaded, alpha):
     """Eq. 10: Ā ← α Ā + (1 − α) P̄. A class that no participant uploaded keeps its anchor.
 
-    anchors, averages (C, D), uploaded (C,) bool -> anchors (C, D)."""
-    moved = alpha * anchors + (1 - alpha) * averages
+    anchors, global_prototypes (C, D), uploaded (C,) bool -> anchors (C, D)."""
+    moved = alpha * anchors + (1 - alpha) * global_prototypes
     return torch.where(uploaded[:, None], moved, anchors)
 
 
@@ -253,7 +255,7 @@ def add_flags(group):
     group.add_argument("--lam-r", type=not_negative,
                        help="λ1 in Eq. 9, weight of the distance to the anchor (Eq. 5); the authors' code: 10")
     group.add_argument("--lam-mcl", type=not_negative,
-                       help="λ2 in Eq. 9, weight of the contrast (Eq. 7); default: 0.01, for a group of models 1")
+                       help="λ2 in Eq. 9, weight of the contrast (Eq. 7); None: 0.01, for a group of models 1")
     group.add_argument("--lam-cc", type=not_negative,
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors (Eq. 8)")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the share of an anchor that stays in a round")
