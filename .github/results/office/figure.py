@@ -32,7 +32,7 @@ for axis, (paper, rows, baseline, drawn) in zip(axes, PANELS):
                  label=f"{label} ({seeds})")
         if len(leads) > 1:
             for lead in leads:
-                axis.plot(places, lead, ".", color="black", markersize=5)
+                axis.plot(places, lead, ".", color="black", markersize=5, zorder=3)  # above the stars
         published = rows[name][1]
         if published:
             printed = [a - b for a, b in zip(published, rows[baseline][1])]
