@@ -39,6 +39,8 @@ TRIALS = {  # seed 0: the defaults, then one setting changed
     "trial-fedlsa-first": "FedLSA, `--alpha 0.02 --lam 0.1 --tau 0.1`",
     "trial-fedlsa-server-sgd": "FedLSA, the server without momentum and weight decay",
     "trial-fedlsa-tau-outside": "FedLSA, τ of Eq. 4 outside the exponential, as printed",
+    "trial-avg-equal": "FedAvg, all clients of equal weight",
+    "trial-fedlsa-equal": "FedLSA, all clients of equal weight",
 }
 FEDPLCC_TRIALS = {  # seed 0; all but the first and the last have --local-epochs 1
     "fedplcc-avg": "FedAvg, ten epochs",
