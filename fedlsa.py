@@ -28,9 +28,10 @@ Left open in the paper (we lack its supplement):
   * A client's share of its domain: 20 % on office and 1 % on digits, as in the code of FPL, an earlier method; 30 % on
     PACS is a guess. On office FedAvg has 7 points less with 10 %, and 7 more with 30 % (one seed).
 Outcome on office, Table 2, three seeds: FedLSA has 62.6 % (the paper: 60.2), the usual FedAvg 54.6 (53.2), FedAvg with
-features of length 1 and no anchors 62.8. So the anchors give no gain in the last round that we can see. They make
-training faster: in round 20 they lead the latter by 8.0 points. The paper's FedAvg may have such features, too: its
-numbers are the same for FedAvg and for FedLSA without both losses. More: .github/papers/fedlsa.md.
+features of length 1 and no anchors 62.8. So the anchors give no gain in the last round that we can see. At this
+learning rate they make training faster: in round 20 they lead the latter by 8.0 points. The paper's FedAvg may have
+such features, too: its numbers are the same for FedAvg and for FedLSA without both losses. More:
+.github/papers/fedlsa.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
     python fedlsa.py --dataset office                         Table 2 (--dataset digits too; --dataset pacs: Table 3)
