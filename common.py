@@ -311,7 +311,7 @@ def make_federation(data, net, args, validation=0.0):
 def divide(data, index, held_back, args):
     """Divide the images `index` by --partition, then hold back a share `held_back` of each client's part
     -> [(domain or "", training Images, held back Images)], one for each client."""
-    if args.partition != "domain" and 2 * args.clients > len(index):
+    if args.partition != "domain" and 4 * args.clients > len(index):
         fail(f"--clients {args.clients} with --subset {args.subset}: {len(index)} images are too few")
 
     shares = []
@@ -450,9 +450,14 @@ def indices_by_class(y, rng):
 
 def deal(stock, counts):
     """Deal each class's samples (stock) from the top. counts (K, C): how many a client gets -> K index arrays."""
-    ends = np.cumsum(counts, axis=0).T  # (C, K)
-    pieces = [np.split(index, end)[:-1] for index, end in zip(stock, ends)]  # the last piece is what nobody gets
-    return [np.concatenate(part) for part in zip(*pieces)]
+    parts = []
+    for i in range(len(counts)):
+        part = []
+        for c, index in enumerate(stock):
+            begin = counts[:i, c].sum()
+            part.append(index[begin:begin + counts[i, c]])
+        parts.append(np.concatenate(part))
+    return parts
 
 
 def fewest_images(y, args):
@@ -535,10 +540,10 @@ def dominant(y, args, rng):
     parts. With more classes than clients m = C // K classes, from i·m on, divide --dominant-share equally."""
     C, K = len(np.unique(y)), args.clients
     m = max(1, C // K)
-    offset = (np.arange(C) - m * np.arange(K)[:, None]) % C
-    large = args.dominant_share / m
-    small = (1 - args.dominant_share) / max(1, C - m)
-    return in_proportion(y, np.where(offset < m, large, small), rng)
+    shares = np.full((K, C), (1 - args.dominant_share) / max(1, C - m))
+    for i in range(K):
+        shares[i, (i * m + np.arange(m)) % C] = args.dominant_share / m
+    return in_proportion(y, shares, rng)
 
 
 def missing(y, args, rng):
@@ -546,9 +551,10 @@ def missing(y, args, rng):
     C, K = len(np.unique(y)), args.clients
     if args.missing >= C:
         fail(f"--missing {args.missing}: must be below the number of classes, {C}")
-    offset = (np.arange(C) - np.arange(K)[:, None]) % C
-    holds = offset < C - args.missing
-    return in_proportion(y, holds.astype(int), rng)
+    shares = np.zeros((K, C))
+    for i in range(K):
+        shares[i, (i + np.arange(C - args.missing)) % C] = 1
+    return in_proportion(y, shares, rng)
 
 
 def by_domain(y, domain, domains, args, rng):
@@ -674,6 +680,9 @@ def image_folder(folder, size):
     domains, domain = np.unique(domain_of_image, return_inverse=True)
     return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), classes.tolist(),
                    domains.tolist())
+
+
+
 
 
 def open_rgb(path):
@@ -1110,11 +1119,15 @@ def plot_curves(log):
     figure = Figure(figsize=(11, 4.5))
     left, right = figure.subplots(1, 2)
     for column in log:
-        if column.startswith("acc_") or column.endswith("loss"):
-            axis = left if column.startswith("acc_") else right
-            marker = MARKERS[len(axis.lines)]
-            colour = "grey" if column == "acc_most_frequent" else None
-            axis.plot(*curve(log, column), color=colour, marker=marker, label=column.removeprefix("acc_"))
+        if column.startswith("acc_"):
+            axis = left
+        elif column.endswith("loss"):
+            axis = right
+        else:
+            continue
+        marker = MARKERS[len(axis.lines)]
+        colour = "grey" if column == "acc_most_frequent" else None
+        axis.plot(*curve(log, column), color=colour, marker=marker, label=column.removeprefix("acc_"))
     for axis, label in (left, "accuracy (%)"), (right, "loss"):
         axis.set(xlabel="round", ylabel=label)
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
@@ -1174,7 +1187,7 @@ def margins(vectors, classes, C):
     d = distances(vectors, vectors).masked_fill(classes == classes[:, None], math.inf)
     nearest = np.full(C, math.inf)
     for c in classes.unique().tolist():
-        nearest[c] = d[classes == c].min()
+        nearest[c] = d[classes == c].min().item()
     return nearest
 
 
@@ -1392,8 +1405,8 @@ def choose_device(name):
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.ones(2, device=name).sum().item()
-    except (RuntimeError, AssertionError) as error:
+        torch.ones(2, dtype=torch.float64, device=name).sum().item()  # a Mac's GPU has no float64, which we need
+    except (RuntimeError, AssertionError, TypeError) as error:
         reason = str(error).strip().split("\n")[0]
         fail(f"--device {name}: cannot be used ({reason}); try --device cpu")
     return name

@@ -4,11 +4,10 @@ with Convergent Clusters). Kuang, Guo, Liang, Zhang. 2024.
 The paper argues that one prototype for each class cannot stand for several domains. So a class has several. As in
 FedPLVM, on which this builds, clients cluster their features of a class, and the server clusters the clusters' means.
 The clustering is FINCH: each vector is linked to its nearest one, connected vectors form a cluster, and the clusters'
-means are clustered again.
-Two losses use the prototypes: L_contra draws a feature vector to those of its class and pushes it from the others,
-L_corr draws it to prototypes of its class. FedPLCC adds two things. A prototype has a weight, its share of the class's
-images, so that a few outliers have little say. And L_corr takes only the share φ of a class's prototypes, those with
-the largest cosine^α (Eq. 7) × weight, so that domains keep clusters of their own.
+means are clustered again. Two losses use the prototypes: L_contra draws a feature vector to those of its class and
+pushes it from the others, L_corr draws it to prototypes of its class. FedPLCC adds two things. A prototype has a
+weight, its share of the class's images, so that a few outliers have little say. And L_corr takes only the share φ of a
+class's prototypes, those with the largest cosine^α (Eq. 7) × weight, so that domains keep clusters of their own.
 
 One round (feature vectors of D numbers, |w| numbers in the model; client k sends J_k clusters, the server sends G
 prototypes, all classes together):
