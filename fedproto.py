@@ -20,8 +20,9 @@ clients that take part in each round.
 
 What we changed:
   * Eq. 4 has one distance for each class, from the mean of its features to its prototype. We take one for each sample,
-    as FedProto's authors' code does. So the scatter inside a class is penalised, too, and frequent classes weigh more. (With one for each class and batch
-    accuracy is 1 to 3 points lower by prototype and 0.1 to 0.3 higher by classifier, on a fifth of CIFAR-10.)
+    as FedProto's authors' code does. So the scatter inside a class is penalised, too, and frequent classes weigh more.
+    (With one for each class and batch accuracy is 1 to 3 points lower by prototype and 0.1 to 0.3 higher by classifier,
+    on a fifth of CIFAR-10.)
   * Eq. 3 also divides by the number of clients that have the class. We do not, as the weights add up to 1 already. We
     average over the round's participants; a class that none of them has keeps its prototype.
 Left open in the paper:
