@@ -129,7 +129,7 @@ def build_sphere_net(data, args):
     another encoder."""
     name = architecture(args.model, i=0)[0]                           # one for all clients; groups are refused later
     pixels = data.x.shape[-1]
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # an old name; another would change published numbers
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # an old name; another changes all numbers
         encoder = build_extractor(name, pixels, args.small_stem)
         encoder.eval()                                                # in train mode BatchNorm fails on one image
         with torch.no_grad():

@@ -8,7 +8,7 @@ classes, turns it into the prototype. They are trained so that each client proto
 its class than to any other, by a margin δ. δ is the largest distance between two class centres (means of the clients'
 prototypes of a class), at most τ = 100.
 
-One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers, the paper's K):
+One round (K participants, C classes, C_i of them at client i, feature vectors of D numbers):
   1. The server sends its C prototypes to each participant. In round 1 they are
      untrained, as in Algorithm 1.                                                     down: C · D numbers
   2. Each participant trains: cross-entropy + λ · mean distance of its feature vectors to the prototypes of their
@@ -23,18 +23,21 @@ of B = 10, learning rate η = 0.01, T = 1000 rounds, and 20 clients that take pa
 What we changed:
   * Eq. 11 has one distance for each class, from the mean of its features to its prototype. We take one for each sample,
     as the authors' code and HtFLlib do; a batch has only some of a class's images.
-  * Eq. 10 is a sum over client prototypes. We take the mean over a batch of them, as HtFLlib does. With a sum and the
-    same η all prototypes collapse to one point (a fifth of CIFAR-10, seeds 0 and 2).
+  * Eq. 10 is a sum over client prototypes. We take the mean over a batch of them, as HtFLlib does. That is the sum
+    with η divided by the batch's size; with η itself all prototypes collapse to one point (a fifth of CIFAR-10).
+  * Accuracy is that of all test images together; the paper averages over clients.
 Left open in the paper:
   * The margin. Ours is Eq. 9. Figure 1 calls a prototype's distance to its nearest other one its margin, and HtFLlib
     takes the largest of these (--margin-rule nearest).
-  * The server's batches and optimiser. Ours: shuffled batches of B client prototypes, plain SGD with the clients' η.
+  * The server's batches and optimiser. Ours: shuffled batches of B client prototypes (whatever --batches says), plain
+    SGD with the clients' η (--momentum and --weight-decay are theirs alone).
   * Initial weights. Clients with the same architecture start from the same ones.
 Nearer to HtFLlib, by the paper's first author, is --distance mse --lam 10 --margin-rule nearest --uploads before
 --batches fixed (never shuffled).
 Outcome in FedSA's Table 1, CIFAR-10 cross-device, best of 50 tested rounds, three seeds: FedTGP is 0.7 points behind
 FedProto by classifier and 1.4 by prototype (in print 0.5 ahead, no word how it predicts). FedTGP's own Table 1, where
-it leads FedProto by 6.1 (CIFAR-10) and 10.6 points (CIFAR-100), was not run. More: .github/papers/fedtgp.md.
+it leads FedProto by 6.1 (CIFAR-10) and 10.6 points (CIFAR-100) in the practical setting, was not run. More:
+.github/papers/fedtgp.md.
 
     python fedtgp.py                                                         built-in glyphs, under a minute
     python fedtgp.py --dataset cifar100 --model htfe8                        Table 1, practical, eight models
@@ -180,14 +183,14 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
 
 
 def margin_contrastive(p, labels, prototypes, margin):
-    """Eqs. 7 and 10, and Eq. 6 with margin 0: −log( e^−(φ_c + δ) / (e^−(φ_c + δ) + Σ_{c' ≠ c} e^−φ_c') ), for the
-    Euclidean distances φ of a client's prototype of class c to all global ones. It is a cross-entropy: the logit of a
-    class is −φ, and that of the client prototype's own class −(φ + δ).
+    """Eqs. 7 and 10, and Eq. 6 with margin 0, for a batch of clients' prototypes: a cross-entropy. φ is the Euclidean
+    distance to a global prototype. The logit of a class is −φ; that of the client prototype's own class is −(φ + δ).
 
     p (B, D) clients' prototypes, labels (B,) their classes, prototypes (C, D), margin δ a scalar -> mean over B."""
     phi = distances(p, prototypes)                                    # (B, C)
     own_class = F.one_hot(labels, len(prototypes))
-    return F.cross_entropy(-(phi + margin * own_class), labels)
+    logits = -(phi + margin * own_class)
+    return F.cross_entropy(logits, labels)
 
 
 def adaptive_margin(local_prototypes, owned, margin_rule="pairwise", tau=100.0):
@@ -222,7 +225,7 @@ def adaptive_margin(local_prototypes, owned, margin_rule="pairwise", tau=100.0):
 BASE = dict(                # the paper's setting, where no comment says otherwise
     clients=20,
     participation=1.0,
-    partition="dirichlet",  # as in PFLlib: a client that has 1/clients of all images gets no images of later classes
+    partition="dirichlet",  # as in PFLlib: a client that already has its equal share gets no further classes
     beta=0.1,
     model="cnn4",           # FedSA's Table 1; the paper: htfe8
     feature_dim=512,
