@@ -34,7 +34,7 @@ def evaluate_personal(clients, prototypes, t, args, **more):
         z = extract(client.net, client.test.x)
         right += (nearest_prototype(z, means, seen) == client.test.y).sum().item()
         own.append((z - prototypes[client.test.y]).norm(dim=1))
-    classes = torch.arange(len(means))
+    classes = torch.arange(len(means), device=means.device)
     own = torch.cat(own)
     scores["plain"] = 100 * right / len(own)
     scores["star_margin"] = statistics.median(margins(prototypes, classes, len(means)))
