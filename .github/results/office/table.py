@@ -58,6 +58,8 @@ FEDPLCC_TRIALS = {  # seed 0; all but the first and the last have --local-epochs
     "trial-fedplcc-avg-e1-32px": "FedAvg, `--image-size 32`",
     "trial-fedplcc-e1-32px": "FedPLCC, `--image-size 32`",
     "trial-fedplcc-e1-lam32": "FedPLCC, λ1 and λ2 divided by 32, `--lam-contra 0.625 --lam-corr 6.25`",
+    "trial-fedplcc-avg-e1-sum": "FedAvg, Eq. 5 a sum: `--batches full --lr 0.32 --weight-decay 3.125e-7`",
+    "trial-fedplcc-e1-sum": "FedPLCC, the same with `--lam-contra 0.625 --lam-corr 6.25`",
     "fedplcc": "FedPLCC, ten epochs",
 }
 
