@@ -229,14 +229,17 @@ def test_a_gpu_that_cannot_be_used(monkeypatch, capsys):
     """Catches: a traceback, or hours on a CPU that nobody asked for; cpu that touches the GPU."""
     ones = torch.ones
 
-    def broken(*args, device):
+    def broken(*args, dtype, device):
         if device == "cpu":
-            return ones(*args)
+            return ones(*args, dtype=dtype)
+        if device == "mps":  # a Mac's GPU; the average of models needs float64
+            assert dtype == torch.float64
+            raise TypeError("no kernel image is available for float64")
         raise RuntimeError("no kernel image is available\nmore lines")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "ones", broken)
     assert common.choose_device("cpu") == "cpu"
-    for name in ("auto", "cuda"):
+    for name in ("auto", "cuda", "mps"):
         with pytest.raises(SystemExit) as stop:
             common.choose_device(name)
         error = capsys.readouterr().err
