@@ -39,7 +39,7 @@ on digits and glyphs in domains FedFM leads FedAvg by 7 and 28 points; on a fift
 undecided, and with λ = 50, without FedAvg's first rounds, the loss was not finite (one seed). More:
 .github/papers/fedfm.md.
 
-    python fedfm.py                                                    built-in glyphs in four domains, under a minute
+    python fedfm.py                                                    built-in glyphs in four domains, about a minute
     python fedfm.py --dataset cifar10                                  Table III, NIID-1 (--partition dominant: NIID-2)
     python fedfm.py --dataset cifar10 --partition missing --missing 5  Table IV, five classes missing
     python fedfm.py --lite --model-every 2                             FedFM-Lite, models travel every second round
