@@ -682,9 +682,6 @@ def image_folder(folder, size):
                    domains.tolist())
 
 
-
-
-
 def open_rgb(path):
     """An image file -> PIL image in RGB. OSError if it has more than 8 bits a pixel: `convert` would make it white."""
     with Image.open(path) as image:

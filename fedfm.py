@@ -105,8 +105,8 @@ def fedfm_round(net, chosen, anchors, known, t, args):
     """A round of FedFM (Algorithm 1) -> anchors (C, D), known (C,), uploads, numbers up, numbers down. `net` becomes
     the new global model.
 
-    Up to and including round T_s no class is `known`, so clients do not match: the round is FedAvg's. With λ = 0 all
-    are."""
+    Up to and including round T_s no class is `known`, so clients do not match: the round is FedAvg's. With λ = 0
+    every round is."""
     for client in chosen:
         client.net.load_state_dict(net.state_dict())
     with_anchors = args.lam > 0 and t > args.warmup
@@ -186,7 +186,7 @@ def contrastive_guiding(z, y, anchors, known, temperature):
     Features are normalised as in Section VII-A, anchors as in the authors' code.
     z (B, D), y (B,), anchors (C, D), known (C,) bool -> scalar, 0 where no class of the batch is known."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors, dim=1).T
-    logits = (cosine / temperature).masked_fill(~known, -1e9)         # exp(-1e9) = 0; with -inf, inf · 0 = nan below
+    logits = (cosine / temperature).masked_fill(~known, -1e9)         # not -inf: inf · 0 would be nan below
     losses = F.cross_entropy(logits, y, reduction="none")             # (B,)
     counted = known[y]
     return (losses * counted).sum() / counted.sum().clamp(min=1)

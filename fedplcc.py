@@ -161,7 +161,7 @@ def contrast(s, own, weights, tau):
 
     s (B, G), own (B, G) bool, weights (G,) -> (B,), of no meaning where the class has no prototype."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    logits_of_own = logits.masked_fill(~own, -1e9)                    # exp(-1e9) = 0; with -inf, inf · 0 = nan above
+    logits_of_own = logits.masked_fill(~own, -1e9)                    # not -inf: inf · 0 would be nan in local_loss
     return logits.logsumexp(1) - logits_of_own.logsumexp(1)
 
 
@@ -266,12 +266,12 @@ def first_neighbour_clusters(x):
 
 def connected_components(nearest):
     """nearest (n,): vector i is linked to vector nearest[i] -> the component's number of each vector (n,), from 0."""
-    label = torch.arange(len(nearest), device=nearest.device)         # at first each vector is a component
+    label = torch.arange(len(nearest))                                # at first each vector is a component
     for i, j in enumerate(nearest.tolist()):
         linked = (label == label[i]) | (label == label[j])            # the components of i and j
         label[linked] = label[linked].min()                           # become one
     _, number = torch.unique(label, return_inverse=True)
-    return number
+    return number.to(nearest.device)
 
 
 # --- settings ---------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def make_anchors(C, D, projection="linear"):
     layer and no loss. Ours: N(0, I), and one linear layer with PyTorch's default first weights, used once and never
     trained. Eq. 10 then moves Ā itself.
     projection "linear"  one linear layer
-               "mlp"     linear, BatchNorm, ReLU, twice, as in the authors' code (statistics: the C anchors')
+               "mlp"     linear, BatchNorm, ReLU, twice, as in the authors' code
                "none"    A itself (an ablation of Table 4)"""
     anchors = torch.randn(C, D)
     if projection == "linear":
