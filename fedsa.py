@@ -234,7 +234,7 @@ BASE = dict(                # the paper's setting, where no comment says otherwi
     alpha=0.9999,
     distance="euclidean",
     margin_rule="average",
-    projection="linear",    # ours: the paper's layer is not described
+    projection="mlp",       # the paper does not describe the layer; this is its authors'
 )
 GLYPHS = dict(              # drawn digits, not from the paper: under a minute on two cores
     BASE,

@@ -82,12 +82,13 @@ def main(args):
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (K, C, D)
         owned = torch.stack([upload.owned for upload in uploads])                          # (K, C)
         margin = adaptive_margin(local_prototypes, owned, args.margin_rule, args.tau)      # Eq. 9
-        prototypes, server_loss = server_update(prototype_net, local_prototypes, owned, margin, t, args)  # Eq. 10
+        prototypes, server_losses = server_update(prototype_net, local_prototypes, owned, margin, t, args)  # Eq. 10
 
         up = owned.sum() * D
         down = len(chosen) * C * D
         scores = evaluate_personal(clients, prototypes, t, args)
-        run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_loss, margin=margin)
+        run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_losses.mean(),
+                   last_batch_loss=server_losses[-1], margin=margin)
         run.checkpoint(t)
 
     draw_pictures(run, data, clients, prototypes=prototypes)
@@ -161,8 +162,8 @@ class GlobalPrototypes(nn.Module):
 
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
-    """Train the GlobalPrototypes on the clients' prototypes (Eqs. 5 and 10) for S epochs -> P̂ (C, D), mean loss of the
-    last epoch.
+    """Train the GlobalPrototypes on the clients' prototypes (Eqs. 5 and 10) for S epochs -> P̂ (C, D), the losses of
+    the last epoch's batches.
 
     In the paper Eq. 10 is a sum; we take the mean over a batch. Every client prototype is used in each epoch.
     local_prototypes (K, C, D), owned (K, C) bool."""
@@ -179,7 +180,7 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
-    return prototype_net().detach(), torch.stack(losses).mean()
+    return prototype_net().detach(), torch.stack(losses)
 
 
 def margin_contrastive(p, labels, prototypes, margin):

@@ -60,7 +60,7 @@ FEDSA = {
     "alpha": (0.9999, "Implementation details: α"),
     "distance": ("euclidean", "below Eq. 5"),
     "margin_rule": ("average", "Eq. 6"),
-    "projection": ("linear", "ours: the paper has an embedding layer and does not say of what"),
+    "projection": ("mlp", "the authors' code: the paper has an embedding layer and does not say of what"),
 }
 FEDSA_LAM_MCL = {  # λ2 by model, "Implementation details": 0.01 for one architecture, 1 for model heterogeneity
     "cnn4": 0.01, "resnet10": 0.01, "resnet18": 0.01, "googlenet": 0.01,

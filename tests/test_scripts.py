@@ -132,7 +132,7 @@ def test_defaults_give_way_to_flags_and_follow_the_data(tmp_path):
     """Catches: a preset that goes before what is typed, or two ways to say one thing at once."""
     args = arguments("fedsa", "--dataset cifar10 --rounds 7")
     assert (args.rounds, args.clients, args.batch_size, args.lam_r) == (7, 20, 10, 0.1)
-    assert (args.distance, args.projection, args.margin_rule) == ("euclidean", "linear", "average")  # the paper's
+    assert (args.distance, args.projection, args.margin_rule) == ("euclidean", "mlp", "average")  # the paper's
     args = arguments("fedlsa", "--domain-fraction 0.5")
     assert (args.domain_fraction, args.images_per_class) == (0.5, None)
     args = arguments("fedlsa", "--dataset pacs --images-per-class 5")
