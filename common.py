@@ -79,12 +79,12 @@ class Net(nn.Module):
     classifier(z)  features (B, D) -> logits (B, C)
     net(x)         both"""
 
-    def __init__(self, extractor, classifier, feature_dim, classes, mean=(0.5,), std=(0.5,)):
+    def __init__(self, extractor, classifier, feature_dim, num_classes, mean=(0.5,), std=(0.5,)):
         super().__init__()
         self.extractor = extractor
         self.classifier = classifier
         self.feature_dim = feature_dim
-        self.classes = classes
+        self.num_classes = num_classes
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1), persistent=False)
 
@@ -179,8 +179,8 @@ def class_means(net, images):
     """Each class's mean feature, a client's prototypes (FedProto, FedTGP and FedSA Eq. 2, FedFM Eq. 8).
     -> means (C, D), zero for an absent class, and numbers of images (C,). Leaves the net in eval mode."""
     features = extract(net, images.x)
-    counts = torch.bincount(images.y, minlength=net.classes)
-    means = features.new_zeros(net.classes, features.shape[1])
+    counts = torch.bincount(images.y, minlength=net.num_classes)
+    means = features.new_zeros(net.num_classes, features.shape[1])
     for c in images.y.unique():
         means[c] = features[images.y == c].mean(0)
     return means, counts
@@ -331,7 +331,7 @@ def divide(data, index, held_back, args):
         shares.append((domain, train, held))
 
     sizes = [len(train.y) for _, train, _ in shares]
-    print(f"{args.dataset}: {len(data.y):,} images of {len(data.classes)} classes, {data.x.shape[-1]} pixels; "
+    print(f"{args.dataset}: {len(data.y):,} images of {len(data.class_names)} classes, {data.x.shape[-1]} pixels; "
           f"{len(shares)} clients train on {min(sizes):,} to {max(sizes):,} images each ({args.partition})")
     return shares
 
@@ -422,7 +422,7 @@ def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
     """Client i's model. Clients with the same extractor start from the same weights, and so with one feature space;
     the papers leave this open."""
     name, hidden = architecture(args.model, i)
-    C, D = len(data.classes), args.feature_dim
+    C, D = len(data.class_names), args.feature_dim
     with seeded(args.seed, f"weights {name} ()"):  # the () means nothing; other words would change published numbers
         extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
@@ -604,10 +604,10 @@ PARTITION_OF = {  # the one partition that reads a flag
 
 class Dataset(NamedTuple):
     x: torch.Tensor       # (N, 3, height, width) uint8
-    y: torch.Tensor       # (N,) class of each image, an index into `classes`
+    y: torch.Tensor       # (N,) class of each image, an index into `class_names`
     domain: torch.Tensor  # (N,) domain of each image, an index into `domains`
     test: torch.Tensor    # (N,) bool: is it a test image?
-    classes: list         # their names
+    class_names: list
     domains: list         # their names
 
 
@@ -1060,18 +1060,18 @@ matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": 
 MARKERS = "o^DvPX<>ph8Hd" * 10  # so that lines and groups can be told apart without colours
 
 
-def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, tests=None):
+def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, tests=None):
     """partition.png, curves.png and features.png; margins.png, too, where the server holds prototypes (G, D).
-    classes (G,): the prototypes'; without it there is one for each class. net, tests: the global model and the server's
+    labels (G,): the prototypes' classes; without it there is one for each class. net, tests: the global model and the server's
     test images by domain; without them every client has its own."""
     if run.args.no_plots:
         return
     show_progress("drawing pictures ...")
     if prototypes is None:
         prototypes = torch.zeros(0, run.args.feature_dim)
-    if classes is None:
-        classes = torch.arange(len(prototypes), device=prototypes.device)
-    figures = {"partition": plot_partition(clients, data.classes), "curves": plot_curves(read_log(run.folder))}
+    if labels is None:
+        labels = torch.arange(len(prototypes), device=prototypes.device)
+    figures = {"partition": plot_partition(clients, data.class_names), "curves": plot_curves(read_log(run.folder))}
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
@@ -1081,9 +1081,9 @@ def draw_pictures(run, data, clients, prototypes=None, classes=None, net=None, t
     else:
         groups = {name: (net, images) for name, images in tests.items()}
         note = "a class with few points has few test images here"
-    figures["features"] = plot_features(groups, prototypes, classes, data.classes, run.args.seed, note)
+    figures["features"] = plot_features(groups, prototypes, labels, data.class_names, run.args.seed, note)
     if len(prototypes):
-        figures["margins"] = plot_margins(clients, prototypes, classes, data.classes)
+        figures["margins"] = plot_margins(clients, prototypes, labels, data.class_names)
     for name, figure in figures.items():
         figure.suptitle(f"{run.folder.name}, {run.args.partition}, round {run.rows[-1]['round']}", fontsize="medium")
         figure.savefig(run.folder / f"{name}.png")

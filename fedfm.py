@@ -70,7 +70,7 @@ def main(args):
     mean, std = NORMALISATION.get(args.dataset, NORMALISATION["other"])      # of the inputs, see the settings
     net = build_net(data, args, mean=mean, std=std)                   # the global model
     clients, tests = make_federation(data, net, args, validation=args.validation)
-    C, D = len(data.classes), args.feature_dim
+    C, D = len(data.class_names), args.feature_dim
 
     modules = [net]
     if args.lite:                                                     # clients keep their models between exchanges
@@ -96,8 +96,8 @@ def main(args):
         run.checkpoint(t, (anchors, known))
 
     print(cluster_quality(net, tests, args.seed))                     # of the final model, as in Table V
-    classes = known.nonzero().flatten()
-    draw_pictures(run, data, clients, prototypes=anchors[known], classes=classes, net=net, tests=tests)
+    labels = known.nonzero().flatten()
+    draw_pictures(run, data, clients, prototypes=anchors[known], labels=labels, net=net, tests=tests)
     return summarize(run)
 
 
@@ -305,7 +305,7 @@ def cluster_quality(net, tests, seed):
     z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
     if len(set(y)) < 2:
         return "NMI and silhouette of the features: not defined for a single class"
-    clusters = KMeans(net.classes, n_init=10, random_state=seed).fit_predict(z)
+    clusters = KMeans(net.num_classes, n_init=10, random_state=seed).fit_predict(z)
     nmi = normalized_mutual_info_score(y, clusters)
     return f"features of {len(y)} test images: NMI {nmi:.3f}, silhouette {silhouette_score(z, y):.3f}"
 

@@ -63,7 +63,7 @@ def main(args):
     data = load_dataset(args)
     net = build_sphere_net(data, args)                                # the global model
     clients, tests = make_federation(data, net, args)
-    C, L, net_size = len(data.classes), args.feature_dim, model_size(net)
+    C, L, net_size = len(data.class_names), args.feature_dim, model_size(net)
     with seeded(args.seed, "server"):
         anchor_net = AnchorNet(C, net.projector.in_features, L).to(args.device)            # trained on in each round
 
@@ -135,7 +135,7 @@ def build_sphere_net(data, args):
         with torch.no_grad():
             I = encoder(torch.zeros(1, 3, pixels, pixels)).shape[1]   # how many values the encoder gives
         projector = nn.Linear(I, args.feature_dim)
-        classifier = nn.Linear(args.feature_dim, len(data.classes))
+        classifier = nn.Linear(args.feature_dim, len(data.class_names))
     net = SphereNet(encoder, projector, classifier, on_sphere=not args.no_sphere)
     return net.to(args.device)
 

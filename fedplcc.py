@@ -57,13 +57,13 @@ from common import (Run, average, build_net, class_means, draw_pictures, evaluat
 
 class Clusters(NamedTuple):
     vectors: torch.Tensor  # (J, D) means of clusters
-    classes: torch.Tensor  # (J,) the class of each
+    labels: torch.Tensor   # (J,) the class of each
     sizes: torch.Tensor    # (J,) how many images are in each: W_local of Eq. 9, W_global of Eq. 10
 
 
 class Prototypes(NamedTuple):
     vectors: torch.Tensor  # (G, D) what the server sends: means of clusters of all clients
-    classes: torch.Tensor  # (G,) the class of each
+    labels: torch.Tensor   # (G,) the class of each
     weights: torch.Tensor  # (G,) W_g of Eq. 11; all 1 with --uniform-weights
 
 
@@ -102,7 +102,7 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down, prototypes=len(prototypes.vectors))
         run.checkpoint(t, tuple(prototypes))
 
-    draw_pictures(run, data, clients, prototypes=prototypes.vectors, classes=prototypes.classes, net=net, tests=tests)
+    draw_pictures(run, data, clients, prototypes=prototypes.vectors, labels=prototypes.labels, net=net, tests=tests)
     return summarize(run)
 
 
@@ -139,7 +139,7 @@ def local_loss(net, x, y, prototypes, args):
     if len(prototypes.vectors) == 0:                                  # in round 1, and with FedAvg
         return cross_entropy
 
-    own = prototypes.classes == y[:, None]                            # (B, G): is prototype g of the class of sample b?
+    own = prototypes.labels == y[:, None]                             # (B, G): is prototype g of the class of sample b?
     counted = own.any(1)                                              # (B,): has its class a prototype?
     n = counted.sum().clamp(min=1)
     s = similarity(z, prototypes.vectors, args.alpha)                                      # Eq. 7
@@ -187,8 +187,8 @@ def local_clusters(net, images, args):
         return Clusters(*no_vectors(args.feature_dim, images.y.device))
     if args.local_prototypes == "mean":                               # one mean per class, as FPL's clients send
         means, counts = class_means(net, images)
-        classes = counts.nonzero().flatten()
-        return Clusters(means[classes], classes, counts[classes].float())
+        labels = counts.nonzero().flatten()
+        return Clusters(means[labels], labels, counts[labels].float())
     ones = torch.ones(len(images.y), device=images.y.device)
     return cluster_by_class(extract(net, images.x), images.y, ones, args.finch_level)
 
@@ -200,16 +200,16 @@ def global_prototypes(clusters, args):
 
     clusters: [Clusters], one for each participant -> Prototypes, with weights 1 where --uniform-weights is given."""
     vectors = torch.cat([sent.vectors for sent in clusters])
-    classes = torch.cat([sent.classes for sent in clusters])
+    labels = torch.cat([sent.labels for sent in clusters])
     sizes = torch.cat([sent.sizes for sent in clusters])
     if len(vectors) == 0:                                             # FedAvg: no prototypes travel
-        return Prototypes(vectors, classes, sizes)
-    union = cluster_by_class(vectors, classes, sizes, args.finch_level)                    # Eq. 10
-    class_sizes = torch.bincount(union.classes, weights=union.sizes)  # images of each class
-    weights = union.sizes / class_sizes[union.classes]                                     # Eq. 11
+        return Prototypes(vectors, labels, sizes)
+    union = cluster_by_class(vectors, labels, sizes, args.finch_level)                    # Eq. 10
+    class_sizes = torch.bincount(union.labels, weights=union.sizes)  # images of each class
+    weights = union.sizes / class_sizes[union.labels]                                     # Eq. 11
     if args.uniform_weights:
         weights = torch.ones_like(weights)
-    return Prototypes(union.vectors, union.classes, weights)
+    return Prototypes(union.vectors, union.labels, weights)
 
 
 # --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -------------------------------------------------
@@ -218,15 +218,15 @@ def cluster_by_class(x, y, sizes, level):
     """FINCH* (FINCH with weights) on the vectors of each class.
 
     x (n, D), y (n,), sizes (n,): how many images each vector stands for -> Clusters; their sizes are sums of these."""
-    vectors, classes, totals = [], [], []
+    vectors, labels, totals = [], [], []
     for c in y.unique():
         of_class = y == c
         # float64: in float32 the cosines of nearly equal features all round to 1
         means, total = finch(x[of_class].double(), sizes[of_class].double(), level)
         vectors.append(means.float())
-        classes.append(c.expand(len(total)))
+        labels.append(c.expand(len(total)))
         totals.append(total.float())
-    return Clusters(torch.cat(vectors), torch.cat(classes), torch.cat(totals))
+    return Clusters(torch.cat(vectors), torch.cat(labels), torch.cat(totals))
 
 
 def finch(x, sizes, level="last"):

@@ -57,7 +57,7 @@ class Upload(NamedTuple):
 def main(args):
     data = load_dataset(args)
     clients = make_clients(data, args)
-    C, D = len(data.classes), args.feature_dim
+    C, D = len(data.class_names), args.feature_dim
 
     run = Run(args, modules=[client.net for client in clients])       # modules: the models that a checkpoint keeps
     prototypes = torch.zeros(C, D, device=args.device)
@@ -83,7 +83,7 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, (prototypes, known))
 
-    draw_pictures(run, data, clients, prototypes=prototypes[known], classes=known.nonzero().flatten())
+    draw_pictures(run, data, clients, prototypes=prototypes[known], labels=known.nonzero().flatten())
     return summarize(run)
 
 

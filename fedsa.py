@@ -64,7 +64,7 @@ def main(args):
         args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # GROUPS: names of several architectures, as htfe8
     data = load_dataset(args)
     clients = make_clients(data, args)
-    C, D = len(data.classes), args.feature_dim
+    C, D = len(data.class_names), args.feature_dim
 
     run = Run(args, modules=[client.net for client in clients])       # modules: the models that a checkpoint keeps
     with seeded(args.seed, "anchors"):

@@ -65,7 +65,7 @@ class Upload(NamedTuple):
 def main(args):
     data = load_dataset(args)
     clients = make_clients(data, args)
-    C, D = len(data.classes), args.feature_dim
+    C, D = len(data.class_names), args.feature_dim
     with seeded(args.seed, "server"):
         prototype_net = GlobalPrototypes(C, D, args.no_mlp).to(args.device)            # trained on in each round
 

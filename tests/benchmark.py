@@ -67,7 +67,7 @@ def write_for_htfllib(path, args):
             x, y = getattr(client, split)
             arrays = {"x": x.float().div(127.5).sub(1).cpu().contiguous().numpy(), "y": y.cpu().numpy()}
             np.savez_compressed(folder / f"{client.id}.npz", data=arrays)
-    return len(clients), len(data.classes)
+    return len(clients), len(data.class_names)
 
 def htfllib(path, algorithm, clients, classes, args, rounds):
     """Seconds of each round but the first, as HtFLlib prints them."""

@@ -29,7 +29,7 @@ def test_glyphs_are_balanced_and_always_the_same():
     """Catches: a class or domain with fewer images, a test image among the training images, images drawn twice."""
     data = common.glyphs()
     assert data.x.shape == (8000, 3, 32, 32) and data.x.dtype == torch.uint8
-    assert data.classes == list("0123456789") and len(data.domains) == 4
+    assert data.class_names == list("0123456789") and len(data.domains) == 4
     for d in range(4):
         for images, n in ((data.test, 50), (~data.test, 150)):
             assert torch.bincount(data.y[(data.domain == d) & images]).tolist() == [n] * 10
@@ -64,7 +64,7 @@ def test_a_folder_is_read_resized_and_converted(tmp_path):
     (root / "train" / "a" / "notes.txt").write_text("no image")
     (root / "train" / "empty").mkdir()
     data = load(tmp_path, "mine")
-    assert data.x.shape == (4, 3, 32, 32) and data.classes == ["a", "b"] and data.domains == ["mine"]
+    assert data.x.shape == (4, 3, 32, 32) and data.class_names == ["a", "b"] and data.domains == ["mine"]
     assert data.y.tolist() == [0, 0, 1, 0] and data.test.tolist() == [False, False, False, True]
     assert data.x[2, :, 0, 0].tolist() == data.x[3, :, 5, 5].tolist() == [200, 10, 10]
     assert len(data.x[0].unique()) == 1  # grey
@@ -118,7 +118,7 @@ def test_domains_with_and_without_train_and_test(tmp_path):
     (tmp_path / "set" / "photo" / ".DS_Store").touch()  # every Mac leaves one
     picture(tmp_path / "set" / ".thumbnails" / "cat" / "1.png")
     data = load(tmp_path, "set")
-    assert data.domains == ["photo", "sketch"] and data.classes == ["cat", "dog"]
+    assert data.domains == ["photo", "sketch"] and data.class_names == ["cat", "dog"]
     assert torch.equal(data.y, data.domain) and data.test[data.y == 1].sum() == 10
     assert torch.equal(data.test[:40], torch.arange(40) % 10 > 7)  # two of ten
     assert torch.equal(data.test, load(tmp_path, "set", seed=5).test)
@@ -232,7 +232,7 @@ def test_torchvision_sets(name, stand_in, tmp_path):
     assert data.test.nonzero().flatten().tolist() == [*range(10 * splits - 10, 10 * splits)]
     assert data.x.shape[1:] == (3, PIXELS[name], PIXELS[name])
     assert data.x[7].unique().tolist() == [140] and data.x[-3].unique().tolist() == [150]
-    assert data.domains == [name] and len(data.classes) == 10
+    assert data.domains == [name] and len(data.class_names) == 10
     picture(tmp_path / name / "train" / "cat" / "1.png")  # a folder of that name goes before the download
     assert len(load(tmp_path, name).y) == 1
 

@@ -213,7 +213,7 @@ def test_cluster_quality_is_of_the_classes(seed, monkeypatch):
     monkeypatch.setattr(fedfm, "extract", lambda net, x: x[:, :2, 0, 0])
     x, y = torch.tensor(z).view(60, 2, 1, 1), torch.tensor(y)
     tests = {"one": common.Images(x[:25], y[:25]), "other": common.Images(x[25:], y[25:])}
-    line = fedfm.cluster_quality(SimpleNamespace(classes=2), tests, seed)
+    line = fedfm.cluster_quality(SimpleNamespace(num_classes=2), tests, seed)
     nmi, silhouette = map(float, re.findall(r"-?\d\.\d+", line))
     assert silhouette == pytest.approx(np.mean(silhouettes), abs=6e-4)
     assert nmi == pytest.approx(information / np.mean(entropies), abs=6e-4)
@@ -236,5 +236,5 @@ def test_the_images_of_cluster_quality_are_drawn_by_the_seed(monkeypatch):
     monkeypatch.setattr(fedfm, "extract", lambda net, x: drawn.append(x.flatten().tolist()) or x[:, :, 0, 0])
     images = common.Images(torch.arange(2100.0).view(-1, 1, 1, 1), torch.arange(2100) % 2)
     for seed in (0, 0, 1):
-        fedfm.cluster_quality(SimpleNamespace(classes=2), {"set": images}, seed)
+        fedfm.cluster_quality(SimpleNamespace(num_classes=2), {"set": images}, seed)
     assert len(set(drawn[0])) == 2000 and drawn[0] == drawn[1] and set(drawn[0]) != set(drawn[2])

@@ -38,7 +38,7 @@ def test_every_model_gives_features_of_size_D(name, net_class, pixels, D):
     model = net(name, net_class=net_class, pixels=pixels, feature_dim=D)
     x = torch.randint(255, (2, 3, pixels, pixels)).byte()
     z = model.features(x)
-    assert z.shape == (2, D) and (model.feature_dim, model.classes) == (D, 10)
+    assert z.shape == (2, D) and (model.feature_dim, model.num_classes) == (D, 10)
     assert model.classifier(z).shape == model(x).shape == (2, 10)
     if net_class is fedlsa.SphereNet:
         assert torch.allclose(z.norm(dim=1), torch.ones(2), atol=1e-5)

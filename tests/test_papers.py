@@ -460,7 +460,7 @@ def test_convolutional_networks_have_the_papers_widths(name, folder):
     group, _, number = name.partition("-")
     args = arguments("fedproto", "--device cpu --dataset folder --data", folder, "--model", group,
                      "--feature-dim", widths[-2])
-    data = common.load_dataset(args)._replace(classes=list("0123456789"))
+    data = common.load_dataset(args)._replace(class_names=list("0123456789"))
     net = common.build_net(data, args, i=int(number or 1) - 1)
     convolutions = [layer for layer in net.modules() if isinstance(layer, torch.nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == channels, place

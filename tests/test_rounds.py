@@ -183,20 +183,20 @@ class Clients:
                 value.add_(0.02 * torch.rand(value.shape, generator=rng))
         if self.answer:
             client.net.classifier.weight.data.zero_()
-            client.net.classifier.bias.data = torch.eye(client.net.classes)[t - 1]
+            client.net.classifier.bias.data = torch.eye(client.net.num_classes)[t - 1]
         z, y = features(client.net, client.net.state_dict(), client.train.x), client.train.y
         classes = y.unique()
         if self.script == "fedplcc":  # several clusters of a class
             classes = classes.repeat_interleave(2 + (classes + client.id) % 3)
         vectors = torch.stack([torch.tensor(z[(y == c).numpy()].mean(0)) for c in classes]).float()
         vectors += torch.randn(vectors.shape, generator=rng) + self.shift
-        sizes = y.bincount(minlength=client.net.classes)[classes]
+        sizes = y.bincount(minlength=client.net.num_classes)[classes]
         if self.script == "fedplcc":
             sizes = torch.randint(1, 9, sizes.shape, generator=rng)
             if args.lam_contra == args.lam_corr == 0:  # FedAvg: nothing to send
                 vectors, classes, sizes = vectors[:0], classes[:0], sizes[:0]
         record.update(vectors=array(vectors), classes=classes.tolist(), sizes=sizes.tolist())
-        return make_upload(self.script, client, vectors, classes, sizes, client.net.classes,
+        return make_upload(self.script, client, vectors, classes, sizes, client.net.num_classes,
                            torch.tensor(t + 0.25 * client.id ** 2))
 
     def watch(self, record, call):
