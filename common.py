@@ -432,6 +432,17 @@ def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
     return Net(extractor, classifier, D, C, mean, std).to(args.device)
 
 
+def build_encoder(data, args):
+    """A feature extractor for --model, alone, and how many values it gives for an image."""
+    name, _ = architecture(args.model, 0)  # one for all clients; groups are refused by make_federation
+    pixels = data.x.shape[-1]
+    encoder = build_extractor(name, pixels, args.small_stem)
+    encoder.eval()  # in train mode BatchNorm fails on one image
+    with torch.no_grad():
+        outputs = encoder(torch.zeros(1, 3, pixels, pixels)).shape[1]
+    return encoder, outputs
+
+
 # --- partitions -----------------------------------------------------------------------------------
 
 def partition(y, domain, domains, args):

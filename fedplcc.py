@@ -1,48 +1,33 @@
 """FedPLCC: An Enhanced Federated Prototype Learning Method under Domain Shift (Federated Prototype Learning
 with Convergent Clusters). Kuang, Guo, Liang, Zhang. 2024.
 
-The paper argues that one prototype for each class cannot stand for several domains. So a class has several. As in
-FedPLVM, on which this builds, clients cluster their features of a class, and the server clusters the clusters' means.
-The clustering is FINCH: each vector is linked to its nearest one, connected vectors form a cluster, and the clusters'
-means are clustered again. Two losses use the prototypes: L_contra draws a feature vector to those of its class and
-pushes it from the others, L_corr draws it to prototypes of its class. FedPLCC adds two things. A prototype has a
-weight, its share of the class's images, so that a few outliers have little say. And L_corr takes only the share φ of a
-class's prototypes, those with the largest cosine^α (Eq. 7) × weight, so that domains keep clusters of their own.
+As in FedPLVM, a class has several prototypes: clients cluster the features of each class with FINCH, and the server
+clusters the clusters' means. In FedPLVM a cluster of a few outliers counts as much as a large one; here a prototype has
+a weight, its share of its class's images. And there prototypes of distant domains attract a feature as well; here only
+the share φ of its class's prototypes does, those with the largest similarity × weight.
 
-One round (feature vectors of D numbers, |w| numbers in the model; client k sends J_k clusters, the server sends G
-prototypes, all classes together):
-  1. The server sends the model and its weighted prototypes to each participant.       down: |w| + G · (D + 1)
-  2. Each participant trains: cross-entropy (Eq. 5) + λ1 · L_contra (Eq. 6) + λ2 · L_corr (Eq. 8), together Eq. 4.
-     In round 1 there are no prototypes, so only Eq. 5 counts.
-  3. Each runs FINCH on its features, class by class (Eq. 9), and sends the clusters'
-     means, their sizes and its model.                                                 up: |w| + J_k · (D + 1)
-  4. The server clusters the clients' means, class by class (Eq. 10). A prototype's weight is its size divided by
-     its class's (Eq. 11). The models are averaged, weighted by the clients' numbers of images.
-  5. The global model is tested on each domain's test images. The reported accuracy is the mean over domains.
-The paper has one client for each domain with about 300 images of ten classes (DomainNet: 400), ResNet10 with D = 512,
-η = 0.01, momentum 0.9, weight decay 1e-5, T = 50 rounds (office: 100), φ = 0.5, τ = 0.07, α = 0.5, λ2 = 10 λ1, and
-λ1 = 100 (Digit-5), 20 (Office-10) or 1 (DomainNet).
+One round (m participants, D features, |w| floats in the model, J_k clusters of client k, G prototypes):
+  1. The server sends the model and its prototypes.                                    |w| + G · (D + 1) floats to each
+  2. Each participant trains the model on cross-entropy (Eq. 5) + λ1 · contrast between classes (L_contra, Eq. 6)
+     + λ2 · attraction to the share φ (L_corr, Eq. 8).
+  3. It clusters its features (Eq. 9) and sends the model, the clusters' means and sizes.  |w| + J_k · (D + 1) floats
+  4. The server averages the models, clusters the means (Eq. 10) and weighs the prototypes (Eq. 11).
+The global model is then tested on each domain's test images; the score is the mean over domains.
 
-What we changed:
-  * Eq. 5 is a sum over a client's images, Eqs. 6 and 8 stand for one image. Here all three are means over a batch (the
-    last two over its images whose class has a prototype). So λ1 and λ2 may weigh otherwise than the paper's. (With Eq.
-    5 as a sum the lead over FedAvg on office is about half as large; seeds 0 and 1, one epoch.)
-Left open in the paper:
-  * How long a client trains: Table I calls E its epochs, and we train 10. The text has "each local training epoch
-    consists of E = 10 iterations", which with our batches is about one epoch.
-  * FINCH's details: neighbours by cosine, and the last partition with several clusters, as in FedPLVM's code; means
-    weighted by sizes. Batches of 32, 64 pixels on the paper's data, no augmentation.
-  * τ = 0.07, as in the setup; the ablation calls 0.55 optimal. With 0.55 accuracy is 17 points lower here (office,
-    seed 0, one epoch).
-Outcome on office, Table III: FedPLCC leads FedAvg by 8.3 points (95 % interval of three seeds: 4.8 to 11.9; the paper:
-10.5), but with 70.9 %, not 78.3. No choice that we tried explains that. The lead does not show that weights and φ, the
-paper's two additions, help: FINCH leaves 1.5 to 2 prototypes for each class, and for a class with one they do nothing.
-More: .github/papers/fedplcc.md.
+The paper's settings: one client per domain with about 300 images; ResNet10, D = 512; 50 rounds (office: 100); E = 10;
+learning rate 0.01, momentum 0.9, weight decay 1e-5; φ = 0.5, τ = 0.07, α = 0.5, λ2 = 10 λ1.
+What we changed
+  Eq. 5   is a mean over a batch, as Eqs. 6 and 8 are; the paper prints a sum. So λ1 and λ2 may weigh differently.
+What the paper leaves open
+  E: Table I says epochs, and so do we; Section IV also says iterations.
+  FINCH: it stops at the last partition with several clusters, as in FedPLVM's code; sizes weigh its means.
+  Batches of 32, 64 pixels, no augmentation.
+Equations and deviations: .github/papers/fedplcc.md. Results: .github/results/README.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
-    python fedplcc.py --dataset digit5                             Table II (office: III, domainnet: IV)
-    python fedplcc.py --lam-contra 0 --lam-corr 0                  FedAvg
-    python fedplcc.py --uniform-weights --phi 1 --alpha 0.25       as in FedPLVM the losses have no weights and no φ
+    python fedplcc.py --dataset office                             Table III (digit5: Table II, domainnet: Table IV)
+    python fedplcc.py --dataset office --lam-contra 0              FedAvg
+    python fedplcc.py --uniform-weights --phi 1 --alpha 0.25       without weights and φ, as in FedPLVM
 """
 
 from typing import NamedTuple
@@ -50,9 +35,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from common import (Run, average, build_net, class_means, draw_pictures, evaluate_global, extract, for_each_client,
-                    load_dataset, make_federation, minibatches, model_size, not_negative, participants, positive,
-                    run_script, share, summarize)
+from common import (Run, average, build_net, draw_pictures, evaluate_global, extract, for_each_client, load_dataset,
+                    make_federation, minibatches, model_size, not_negative, participants, positive, run_script, share,
+                    summarize)
 
 
 class Clusters(NamedTuple):
@@ -62,14 +47,13 @@ class Clusters(NamedTuple):
 
 
 class Prototypes(NamedTuple):
-    vectors: torch.Tensor  # (G, D) what the server sends: means of clusters of all clients
+    vectors: torch.Tensor  # (G, D) means of clusters of all clients
     labels: torch.Tensor   # (G,) the class of each
     weights: torch.Tensor  # (G,) W_g of Eq. 11; all 1 with --uniform-weights
 
 
 class Upload(NamedTuple):
-    model: dict            # the trained weights, a state_dict
-    clusters: Clusters
+    model: dict            # the trained model's state_dict
     loss: torch.Tensor     # mean over its batches; only for the log
 
 
@@ -78,9 +62,10 @@ def main(args):
     net = build_net(data, args)                                       # the global model
     clients, tests = make_federation(data, net, args)
     D, net_size = args.feature_dim, model_size(net)
+    fedavg = args.lam_contra == 0 and lambda_2(args) == 0             # then no prototypes travel
 
     run = Run(args, modules=[net])                                    # modules: the models that a checkpoint keeps
-    saved = run.resume(no_vectors(D, args.device))                    # with --resume: those of the checkpoint
+    saved = run.resume(no_prototypes(D, args.device))                 # with --resume: those of the checkpoint
     prototypes = Prototypes(*saved)                                   # in round 1 there are none: G = 0
 
     for t in run.rounds():
@@ -92,12 +77,14 @@ def main(args):
         uploads = for_each_client(client_update, chosen, prototypes, t, args, workers=args.workers)
 
         models = [upload.model for upload in uploads]
-        sizes = [len(client.train.y) for client in chosen]
-        net.load_state_dict(average(models, sizes))
-        clusters = [upload.clusters for upload in uploads]
-        prototypes = global_prototypes(clusters, args)                                     # Eqs. 10, 11
+        num_images = [len(client.train.y) for client in chosen]
+        net.load_state_dict(average(models, num_images))
+        up = len(chosen) * net_size
+        if not fedavg:
+            clusters = for_each_client(local_clusters, chosen, workers=args.workers)       # Eq. 9, of trained models
+            prototypes = global_prototypes(clusters, args.uniform_weights)                 # Eqs. 10, 11
+            up += sum(len(sent.vectors) for sent in clusters) * (D + 1)
 
-        up = len(chosen) * net_size + sum(len(sent.vectors) for sent in clusters) * (D + 1)
         scores = evaluate_global(net, tests, t, args)
         run.report(t, scores, [upload.loss for upload in uploads], up, down, prototypes=len(prototypes.vectors))
         run.checkpoint(t, tuple(prototypes))
@@ -106,16 +93,16 @@ def main(args):
     return summarize(run)
 
 
-def no_vectors(D, device):
-    """No vectors (0, D), no classes (0,), no weights (0,)."""
-    return (torch.zeros(0, D, device=device), torch.zeros(0, dtype=torch.long, device=device),
-            torch.zeros(0, device=device))
+def no_prototypes(D, device):
+    """G = 0 prototypes: vectors (0, D), labels (0,), weights (0,)."""
+    labels = torch.zeros(0, dtype=torch.long, device=device)
+    return torch.zeros(0, D, device=device), labels, torch.zeros(0, device=device)
 
 
-# --- client -----------------------------------------------------------------------------------------
+# --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, prototypes, t, args):
-    """Train the client's copy of the global model for E epochs (Eq. 4), then cluster its features -> Upload."""
+    """Train the client's copy of the global model for E epochs (Eq. 4) -> Upload."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
@@ -126,31 +113,38 @@ def client_update(client, prototypes, t, args):
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-
-    clusters = local_clusters(client.net, client.train, args)                              # Eq. 9
-    return Upload(client.net.state_dict(), clusters, torch.stack(losses).mean())
+    return Upload(client.net.state_dict(), torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eq. 4 as a mean over a batch; in the paper Eq. 5 is a sum. x (B, 3, height, width) uint8, y (B,) -> scalar."""
+    """Eq. 4 as a mean over a batch. x (B, 3, height, width) uint8, y (B,) -> scalar.
+
+    Eqs. 6 and 8 are averaged over the samples whose class has a prototype."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)                                  # Eq. 5
-
     if len(prototypes.vectors) == 0:                                  # in round 1, and with FedAvg
         return cross_entropy
 
     own = prototypes.labels == y[:, None]                             # (B, G): is prototype g of the class of sample b?
-    counted = own.any(1)                                              # (B,): has its class a prototype?
-    n = counted.sum().clamp(min=1)
+    has_prototype = own.any(1)                                        # (B,)
+    counted = has_prototype.sum().clamp(min=1)
     s = similarity(z, prototypes.vectors, args.alpha)                                      # Eq. 7
-    l_contra = (contrast(s, own, prototypes.weights, args.tau) * counted).sum() / n        # Eq. 6
-    l_corr = (attraction(s, own, prototypes.weights, args.phi) * counted).sum() / n        # Eq. 8
-    return cross_entropy + args.lam_contra * l_contra + args.lam_corr * l_corr
+    l_contra = (contrast(s, own, prototypes.weights, args.tau) * has_prototype).sum() / counted      # Eq. 6
+    l_corr = (attraction(s, own, prototypes.weights, args.phi) * has_prototype).sum() / counted      # Eq. 8
+    return cross_entropy + args.lam_contra * l_contra + lambda_2(args) * l_corr
+
+
+def lambda_2(args):
+    """λ2: what is typed, else the paper's 10 λ1."""
+    if args.lam_corr is not None:
+        return args.lam_corr
+    return 10 * args.lam_contra
 
 
 def similarity(z, vectors, alpha):
-    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features follow a ReLU, so cosines are ≥ 0. We clamp them at 1e-6, as the
-    power has an infinite slope at 0 if α < 1. A smaller cosine gets no gradient.
+    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features follow a ReLU, so cosines are ≥ 0. We clamp them at 1e-6, because
+    the power has an infinite slope at 0 if α < 1.
+
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
     return cosine.clamp(min=1e-6) ** alpha
@@ -159,7 +153,7 @@ def similarity(z, vectors, alpha):
 def contrast(s, own, weights, tau):
     """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s/τ) W_g / Σ_g exp(s/τ) W_g ).
 
-    s (B, G), own (B, G) bool, weights (G,) -> (B,), of no meaning where the class has no prototype."""
+    s (B, G), own (B, G) bool, weights (G,) -> (B,); ignore samples whose class has no prototype."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
     logits_of_own = logits.masked_fill(~own, -1e9)                    # not -inf: inf · 0 would be nan in local_loss
     return logits.logsumexp(1) - logits_of_own.logsumexp(1)
@@ -176,69 +170,63 @@ def attraction(s, own, weights, phi):
 
 
 def ceil_of_share(phi, n):
-    """⌈φ n⌉ of counts n (B,). In floats 0.07 * 100 is above 7, hence the 1e-9."""
-    return (phi * n.double() - 1e-9).ceil()
+    """⌈φ n⌉ of counts n (B,). In floats 0.07 * 100 is slightly above 7; the last factor takes that back."""
+    return (phi * n * (1 - 1e-6)).ceil()
 
 
-def local_clusters(net, images, args):
-    """Eq. 9: the features of a client's training images, clustered class by class -> Clusters. They are taken in eval
-    mode; the paper does not say."""
-    if args.lam_contra == 0 and args.lam_corr == 0:                   # FedAvg: no prototypes travel
-        return Clusters(*no_vectors(args.feature_dim, images.y.device))
-    if args.local_prototypes == "mean":                               # one mean per class, as FPL's clients send
-        means, counts = class_means(net, images)
-        labels = counts.nonzero().flatten()
-        return Clusters(means[labels], labels, counts[labels].float())
-    ones = torch.ones(len(images.y), device=images.y.device)
-    return cluster_by_class(extract(net, images.x), images.y, ones, args.finch_level)
+def local_clusters(client):
+    """Eq. 9: the features of a client's training images, in eval mode, clustered class by class -> Clusters."""
+    features = extract(client.net, client.train.x)
+    one_image_each = torch.ones(len(features), device=features.device)
+    return cluster_by_class(features, client.train.y, one_image_each)
 
 
-# --- server -----------------------------------------------------------------------------------------
+# --- the server -------------------------------------------------------------------------------------
 
-def global_prototypes(clusters, args):
+def global_prototypes(clusters, uniform_weights):
     """Eqs. 10 and 11: the clients' clusters, clustered again class by class; the weights of a class sum to 1.
 
-    clusters: [Clusters], one for each participant -> Prototypes, with weights 1 where --uniform-weights is given."""
+    clusters: [Clusters], one for each participant -> Prototypes; all weights are 1 with --uniform-weights."""
     vectors = torch.cat([sent.vectors for sent in clusters])
     labels = torch.cat([sent.labels for sent in clusters])
     sizes = torch.cat([sent.sizes for sent in clusters])
-    if len(vectors) == 0:                                             # FedAvg: no prototypes travel
-        return Prototypes(vectors, labels, sizes)
-    union = cluster_by_class(vectors, labels, sizes, args.finch_level)                    # Eq. 10
-    class_sizes = torch.bincount(union.labels, weights=union.sizes)  # images of each class
-    weights = union.sizes / class_sizes[union.labels]                                     # Eq. 11
-    if args.uniform_weights:
+    union = cluster_by_class(vectors, labels, sizes)                                       # Eq. 10
+    weights = prototype_weights(union.sizes, union.labels)                                 # Eq. 11
+    if uniform_weights:
         weights = torch.ones_like(weights)
     return Prototypes(union.vectors, union.labels, weights)
 
 
-# --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -------------------------------------------------
+def prototype_weights(sizes, labels):
+    """Eq. 11: W_g, the share of a prototype's images in those of its class. sizes (G,), labels (G,) -> (G,)."""
+    images_of_class = torch.bincount(labels, weights=sizes)           # (C,)
+    return sizes / images_of_class[labels]
 
-def cluster_by_class(x, y, sizes, level):
-    """FINCH* (FINCH with weights) on the vectors of each class.
 
-    x (n, D), y (n,), sizes (n,): how many images each vector stands for -> Clusters; their sizes are sums of these."""
+# --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -----------------------------------------------
+
+def cluster_by_class(x, y, sizes):
+    """FINCH*, FINCH with sizes, on the vectors of each class.
+
+    x (N, D), y (N,), sizes (N,): how many images each vector stands for -> Clusters; their sizes are sums of these."""
     vectors, labels, totals = [], [], []
     for c in y.unique():
         of_class = y == c
         # float64: in float32 the cosines of nearly equal features all round to 1
-        means, total = finch(x[of_class].double(), sizes[of_class].double(), level)
+        means, total = finch(x[of_class].double(), sizes[of_class].double())
         vectors.append(means.float())
         labels.append(c.expand(len(total)))
         totals.append(total.float())
     return Clusters(torch.cat(vectors), torch.cat(labels), torch.cat(totals))
 
 
-def finch(x, sizes, level="last"):
-    """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on.
+def finch(x, sizes):
+    """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on, as long as that leaves at
+    least two clusters.
 
-    The paper says neither after which pass to stop nor how to average. level "first" makes one pass; "last" goes
-    on as long as the next pass leaves at least two clusters, as FedPLVM's code does.
-    The means are weighted by the sizes, so that a prototype is the mean of its images.
-
-    x (n, D), sizes (n,) -> means (m, D), their sizes (m,)."""
+    x (N, D), sizes (N,) -> means (J, D), their sizes (J,)."""
     means, sizes = merge_neighbours(x, sizes)
-    while level == "last" and len(means) > 1:
+    while len(means) > 1:
         coarser_means, coarser_sizes = merge_neighbours(means, sizes)
         if len(coarser_means) == 1:
             break
@@ -247,9 +235,9 @@ def finch(x, sizes, level="last"):
 
 
 def merge_neighbours(x, sizes):
-    """One pass of FINCH on x (n, D) with sizes (n,) -> the clusters' weighted means (m, D), their sizes (m,)."""
+    """One pass of FINCH on x (N, D) with sizes (N,) -> the clusters' means (J, D), weighted by size, and sizes (J,)."""
     cluster = first_neighbour_clusters(x)
-    member = F.one_hot(cluster).to(x.dtype)                           # (n, m)
+    member = F.one_hot(cluster).to(x.dtype)                           # (N, J)
     total = member.T @ sizes
     means = member.T @ (x * sizes[:, None]) / total[:, None]
     return means, total
@@ -258,14 +246,14 @@ def merge_neighbours(x, sizes):
 def first_neighbour_clusters(x):
     """Link each vector to its nearest other one by cosine. Connected vectors are a cluster.
 
-    x (n, D) -> cluster numbers (n,) from 0."""
+    x (N, D) -> cluster numbers (N,) from 0."""
     unit = F.normalize(x, dim=1)
     nearest = (unit @ unit.T).fill_diagonal_(-2).argmax(1)            # -2: below any cosine, so not itself
     return connected_components(nearest)
 
 
 def connected_components(nearest):
-    """nearest (n,): vector i is linked to vector nearest[i] -> the component's number of each vector (n,), from 0."""
+    """nearest (N,): vector i is linked to vector nearest[i] -> the component's number of each vector (N,), from 0."""
     label = torch.arange(len(nearest))                                # at first each vector is a component
     for i, j in enumerate(nearest.tolist()):
         linked = (label == label[i]) | (label == label[j])            # the components of i and j
@@ -276,51 +264,48 @@ def connected_components(nearest):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # from the paper, where no comment says otherwise
+BASE = dict(                # the paper's Section IV, where no comment says otherwise
     clients=None,           # one for each domain
-    participation=1.0,
+    participation=1.0,      # Algorithm 1
     partition="domain",
-    images_per_class=30,    # our reading of the paper's 300 of ten classes; DSLR and Webcam have fewer in some classes
+    images_per_class=30,    # our reading of about 300 of ten classes; DSLR and Webcam have fewer in some classes
+    image_size=64,          # not in the paper
     model="resnet10",
+    small_stem=False,       # not in the paper: torchvision's 7x7 convolution and max-pooling
     feature_dim=512,
-    rounds=50,
-    local_epochs=10,        # the paper calls E epochs and iterations
+    rounds=50,              # T
+    eval_every=1,
+    local_epochs=10,        # E; the paper says epochs and iterations
     batch_size=32,          # not in the paper: from FedPLVM's code
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,
-    lam_contra=1.0,         # the paper's for DomainNet, also used where none is given below
-    lam_corr=10.0,          # in the paper λ2 = 10 λ1
-    phi=0.5,
-    tau=0.07,
-    alpha=0.5,
-    finch_level="last",     # not in the paper: from FedPLVM's code
-    local_prototypes="finch",
+    lam_contra=1.0,         # λ1: the paper's for DomainNet, also used where none is given below
+    lam_corr=None,          # λ2 = 10 λ1, see lambda_2
+    phi=0.5,                # φ
+    tau=0.07,               # τ
+    alpha=0.5,              # α
 )
 SETTINGS = {
-    "digit5": dict(BASE, lam_contra=100.0, lam_corr=1000.0),
-    "office": dict(BASE, rounds=100, lam_contra=20.0, lam_corr=200.0),
+    "digit5": dict(BASE, lam_contra=100.0),
+    "office": dict(BASE, rounds=100, lam_contra=20.0),
     "domainnet": dict(BASE, images_per_class=40),
     # not from the paper: some domains of Digit-5
-    "digits": dict(BASE, image_size=32, lam_contra=100.0, lam_corr=1000.0),
-    # not from the paper: other folders with domains, and other data sets
-    "domains": dict(BASE, images_per_class=None),
-    "default": dict(BASE, images_per_class=None, clients=10, partition="dirichlet", beta=0.5),
-    "glyphs": dict(BASE, images_per_class=20, rounds=8, local_epochs=5, checkpoint_every=0),
+    "digits": dict(BASE, image_size=32, lam_contra=100.0),
+    # not from the paper: other folders with domains, other data sets, glyphs
+    "domains": dict(BASE, images_per_class=None, image_size=None),
+    "default": dict(BASE, images_per_class=None, image_size=None, clients=10, partition="dirichlet", beta=0.5),
+    "glyphs": dict(BASE, images_per_class=20, image_size=32, rounds=8, local_epochs=5, checkpoint_every=0),
 }
 
 
 def add_flags(group):
-    group.add_argument("--lam-contra", type=not_negative, help="λ1 in Eq. 4, weight of L_contra")
-    group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; in the paper 10 λ1")
+    group.add_argument("--lam-contra", type=not_negative, help="λ1 in Eq. 4, weight of L_contra; 0: FedAvg")
+    group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; else 10 λ1")
     group.add_argument("--phi", type=share, help="φ in Eq. 8, the share of a class's prototypes that attract")
     group.add_argument("--tau", type=positive, help="τ in Eq. 6, the temperature")
     group.add_argument("--alpha", type=positive, help="α in Eq. 7, the power of the cosine")
-    group.add_argument("--finch-level", choices=["last", "first"],
-                       help="last: FINCH's coarsest partition with several clusters; first: the finest, one pass")
     group.add_argument("--uniform-weights", action="store_true", help="all prototypes weigh 1 in the losses")
-    group.add_argument("--local-prototypes", choices=["finch", "mean"],
-                       help="finch: Eq. 9; mean: one mean per class, as FPL's clients send")
 
 
 if __name__ == "__main__":
