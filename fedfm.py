@@ -1,26 +1,26 @@
 """FedFM: Anchor-based Feature Matching for Data Heterogeneity in Federated Learning.
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
-With heterogeneous data every client learns a feature space of its own, and averaging their models mixes them up. FedFM
-gives all clients the same anchors, the mean feature vector of each class, and matches every feature to the anchor of
-its class. So the feature spaces agree before the models are averaged.
+With heterogeneous data every client learns a feature space of its own, and averaged models do not fit together. FedFM
+gives all clients the same anchors, the mean feature vector of each class, and matches every feature vector to the
+anchor of its class. So the feature spaces agree before the models are averaged.
 
 One round (m participants, C classes, C_k of them at client k, D features, |w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
-  3. The server averages them, weighted by the counts, and sends these anchors (Eq. 9). C · D floats to each
-  4. Each participant trains the model on cross-entropy + λ · matching (Eqs. 2 and 10): contrastive guiding
-     (Section IV-C) draws a feature to the anchor of its class and away from the others.
+  3. The server averages them, weighted by the counts, and sends these anchors (Eq. 9). D floats per anchor to each
+  4. Each participant trains the model on cross-entropy + λ · matching (Eqs. 2 and 10). Contrastive guiding (Section
+     IV-C) pulls a feature vector to the anchor of its class and away from the others.
   5. It sends the model, and the server averages the models (Eq. 11).                  |w| floats
-Rounds 1 to T_s are FedAvg's, without steps 2 and 3. The global model is tested on the server's test images.
+The global model is then tested on the server's test images. Rounds 1 to T_s are FedAvg's: no anchors, no matching.
 
-The paper's settings: 10 clients, all of them in each of 100 rounds; 10 epochs in batches of 64; learning rate 0.01,
-momentum 0.9, weight decay 1e-5; α = 0.1. The best round is picked on 20 % of each client's images, held out.
+Settings: 10 clients, all of them in each of 100 rounds; E = 10 epochs in batches of 64; learning rate 0.01, momentum
+0.9; λ = 50, T_s = 20 (both tuned); temperature α = 0.1. The best round is picked on 20 % of each client's images.
 What we changed
-  Anchors  are scaled to length 1, as features are: the authors' code does so.
-  Uploads  have the means of a client's own classes only.
+  Anchors  are scaled to length 1 as well as features, as in the authors' code.
+  Uploads  hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  λ and T_s: it tunes them; ours are 50 and 20, which it calls better in general.
+  How inputs are normalised and augmented, and how a class is dealt out: as in the authors' code.
 FedFM-Lite (--lite) sends class means along with the trained model; they become the next round's anchors.
 Equations and deviations: .github/papers/fedfm.md. Results: .github/results/README.md.
 
@@ -101,9 +101,9 @@ def fedfm_round(net, chosen, anchors, t, args):
         up += floats_sent(counts, args)
         down += len(chosen) * anchors.known.sum() * args.feature_dim
 
-    # the same as [client_update(client, guides, t, args) for client in chosen], several at a time
-    guides = anchors if matching else None
-    uploads = for_each_client(client_update, chosen, guides, t, args, workers=args.workers)
+    given = anchors if matching else None
+    # the same as [client_update(client, given, t, args) for client in chosen], several at a time
+    uploads = for_each_client(client_update, chosen, given, t, args, workers=args.workers)
     net.load_state_dict(average_of(uploads, chosen))                                       # Eq. 11
     return anchors, uploads, up, down
 
@@ -168,17 +168,18 @@ def contrastive_guiding(z, y, anchors, temperature):
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
     logits = (cosine / temperature).masked_fill(~anchors.known, -1e9)  # not -inf: inf · 0 would be nan below
     losses = F.cross_entropy(logits, y, reduction="none")             # (B,)
-    counted = anchors.known[y]
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+    has_anchor = anchors.known[y]
+    return (losses * has_anchor).sum() / has_anchor.sum().clamp(min=1)
 
 
 def squared_distance(z, y, anchors):
-    """Eq. 3: ‖u − v‖², u a feature and v the anchor of its class, both scaled to length 1; mean over the samples whose
-    class has an anchor. Shapes as above -> scalar."""
+    """Eq. 3: ‖z_b − a_y‖², both scaled to length 1, mean over the samples whose class has an anchor.
+
+    z (B, D), y (B,) -> scalar."""
     difference = F.normalize(z, dim=1) - F.normalize(anchors.vectors, dim=1)[y]
     losses = difference.square().sum(1)                               # (B,)
-    counted = anchors.known[y]
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+    has_anchor = anchors.known[y]
+    return (losses * has_anchor).sum() / has_anchor.sum().clamp(min=1)
 
 
 def proximal(net, start):
@@ -227,10 +228,10 @@ def lite_round(net, clients, chosen, anchors, t, args):
 
     All clients download the model in rounds 1, a + 1, ...; participants upload theirs in rounds a, 2a, ... and the
     last. In between the global model does not change, and every client keeps its own. Class means come from the
-    client's own trained model. Round 1 has no anchors yet and never matches."""
+    client's own trained model."""
     models_down = (t - 1) % args.model_every == 0
     models_up = t % args.model_every == 0 or t == args.rounds
-    matching = args.lam > 0 and t > max(1, args.warmup)
+    matching = args.lam > 0 and t > args.warmup and t > 1             # round 1 has no anchors
     next_round_matches = args.lam > 0 and args.warmup < t + 1 <= args.rounds
 
     up = 0
@@ -239,8 +240,8 @@ def lite_round(net, clients, chosen, anchors, t, args):
         down += len(clients) * model_size(net)
         for client in clients:
             client.net.load_state_dict(net.state_dict())
-    guides = anchors if matching else None
-    uploads = for_each_client(client_update, chosen, guides, t, args, workers=args.workers)
+    given = anchors if matching else None
+    uploads = for_each_client(client_update, chosen, given, t, args, workers=args.workers)
     if models_up:
         up += len(chosen) * model_size(net)
         net.load_state_dict(average_of(uploads, chosen))                                   # Eq. 11
@@ -288,7 +289,7 @@ def augment(x, rng):
 
 def cluster_quality(net, tests, seed):
     """A line to print: how well classes separate in the features (Table V), by the NMI of K-means clusters with the
-    classes and the silhouette of the classes. We take 2,000 test images; the paper gives no number. Needs
+    classes and the silhouette of the classes. We take 2,000 test images; the paper does not say how many. Needs
     scikit-learn."""
     try:
         from sklearn.cluster import KMeans
