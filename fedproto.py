@@ -1,10 +1,10 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
-"The paper" is FedTGP's (AAAI 2024), which restates FedProto: its equation numbers and settings.
+"The paper", equation numbers and settings refer to FedTGP (AAAI 2024), which restates FedProto.
 
 Every client keeps its own model, of any architecture. Clients share one vector per class, the prototype: the mean
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
-features toward the average of their class. So a class ends up in the same place in every client's feature space.
+features toward the average of their class. So a class should end up in the same place in every client's feature space.
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
@@ -15,10 +15,11 @@ One round (m participants, C classes, C_i of them at client i, D features):
 Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; learning rate 0.01; λ = 0.1;
-eight architectures (--model htfe8; our default is one small CNN).
+eight architectures (--model htfe8; our default on CIFAR is one small CNN).
 What we changed
-  Eq. 4   is computed per sample, not per class mean, so scatter within a class counts, and frequent classes weigh more.
-  Eq. 3   averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
+  Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
+  Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
+  Partition  a client that holds 1/K of the images gets none of the remaining classes, as in FedTGP's code.
 What the paper leaves open
   Initial weights: clients with the same architecture start from the same ones.
 Equations and deviations: .github/papers/fedproto.md. Results: .github/results/README.md.
@@ -26,7 +27,7 @@ Equations and deviations: .github/papers/fedproto.md. Results: .github/results/R
     python fedproto.py                                                       built-in glyphs, under a minute
     python fedproto.py --dataset cifar10 --model htfe8                       Table 1, practical setting
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA's Table 1, cross-device
-    python fedproto.py --lam 0                                               no guidance: every client alone
+    python fedproto.py --lam 0                                               no guidance: every client trains alone
 """
 
 from typing import NamedTuple
@@ -119,9 +120,9 @@ def prototype_distance(z, y, prototypes, known, distance):
 # --- the server -------------------------------------------------------------------------------------
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants.
+    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants, n_ic = |D_{i,c}|.
 
-    local_prototypes (m, C, D), counts (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    local_prototypes (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
     mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0
@@ -129,7 +130,7 @@ def weighted_mean(local_prototypes, counts):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's "Implementation Details", where no comment says otherwise
+BASE = dict(                # from the paper's "Implementation Details", unless a comment says otherwise
     clients=20,
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
@@ -166,7 +167,7 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: every client alone")
+    group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: clients train alone")
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="φ in Eq. 4. euclidean: the paper's; mse: mean squared error, HtFLlib's, with λ = 10")
 

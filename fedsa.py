@@ -14,21 +14,22 @@ One round (m participants, C classes, C_i of them at client i, D features):
   4. The server averages them (Eq. 3) and moves its anchors slightly toward the averages (Eq. 10).
 Every client then classifies its held-out images by its classifier and by the nearest anchor; the paper names neither.
 
-Settings: 100 clients, ten of them in each of 1000 rounds, or 20, all of them (our default); E = 1 epoch in batches of
-10; learning rate 0.01; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
+Settings: cross-device, 10 of 100 clients in each of 1000 rounds, or cross-silo, all 20 (our default); E = 1 epoch in
+batches of 10; learning rate 0.01; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
 What we changed
-  Eqs. 5, 7  are computed per sample, not per class mean. Eq. 5 is a mean, not a sum over classes, so λ1 pulls less.
+  Eqs. 5, 7  are computed per sample, not per class mean. Eq. 5 is a mean, not a sum over C_i classes.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
   Anchors    pass through an embedding layer that is never trained, as in the authors' code; the paper calls it
              trainable but gives no loss for it.
+  Partition  a client that holds 1/K of the images gets none of the remaining classes, as in the authors' code.
 What the paper leaves open
   Class means: those of the margin are taken before training, those of Eq. 3 after it.
+  Initial weights: clients with the same architecture start from the same ones.
 Equations and deviations: .github/papers/fedsa.md. Results: .github/results/README.md.
 
     python fedsa.py                                                              built-in glyphs, under a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1          Table 1, cross-device
     python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8         Table 2, eight models
-    python fedsa.py --projection none                                            without the embedding layer
 """
 
 from typing import NamedTuple
@@ -84,8 +85,8 @@ def client_update(client, anchors, t, args):
     """Train the client's own model for E epochs (Eq. 9) -> Upload, with the class means of the trained model over
     all of its training images, in eval mode.
 
-    The margin d* is the larger of the anchors' margin and that of the client's class means. The paper has no formula
-    for the anchors'; we use Eq. 6."""
+    The margin d* is the larger of two: the anchors' and that of the client's class means. The paper has no formula for
+    the first; we use Eq. 6 for both."""
     means_before, counts = class_means(client.net, client.train)                           # Eq. 2, before training
     local_margin = average_margin(means_before[counts > 0])                                # Eq. 6
     global_margin = average_margin(anchors)
@@ -113,14 +114,14 @@ def local_loss(net, x, y, anchors, margin, args):
     l_r = regularization(z, y, anchors, args.distance)
     l_mcl = margin_contrastive(z, y, anchors, margin)
     l_cc = classifier_calibration(net.classifier, anchors)
-    return cross_entropy + args.lam_r * l_r + lambda_2(args) * l_mcl + args.lam_cc * l_cc
+    return cross_entropy + args.lam_r * l_r + lambda_2(args) * l_mcl + args.lam_cc * l_cc  # λ2 depends on --model
 
 
 def lambda_2(args):
     """λ2: --lam-mcl, or the paper's value for one architecture and for several."""
     if args.lam_mcl is not None:
         return args.lam_mcl
-    return 1.0 if args.model in GROUPS else 0.01                      # GROUPS: names of several architectures, as htfe8
+    return 1.0 if args.model in GROUPS else 0.01                      # GROUPS: values of --model that mix architectures
 
 
 def regularization(z, y, anchors, distance):
@@ -157,7 +158,8 @@ def margin_contrastive(z, y, anchors, margin):
 
 
 def classifier_calibration(classifier, anchors):
-    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. anchors (C, D) -> scalar."""
+    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. The paper's classifier has no
+    bias. anchors (C, D) -> scalar."""
     labels = torch.arange(len(anchors), device=anchors.device)
     return F.cross_entropy(classifier(anchors), labels)
 
@@ -169,7 +171,7 @@ def make_anchors(C, D, projection):
 
     projection "mlp"     linear, BatchNorm over the C anchors, ReLU, twice, as in the authors' code; random, not trained
                "linear"  one linear layer, as random
-               "none"    A itself (an ablation of Table 4)"""
+               "none"    A itself (Table 4's first row, with λ2 = λ3 = 0)"""
     anchors = torch.randn(C, D)
     if projection == "linear":
         anchors = nn.Linear(D, D)(anchors)
@@ -199,12 +201,12 @@ def ema(anchors, averages, uploaded, alpha):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's "Implementation details", where no comment says otherwise
+BASE = dict(                # from the paper's "Implementation details", unless a comment says otherwise
     clients=20,             # cross-silo; cross-device: 100
     participation=1.0,      # ρ, cross-silo; cross-device: 0.1
     partition="dirichlet",  # "Statistical heterogeneity"
     beta=0.1,               # "Statistical heterogeneity"
-    model="cnn4",           # Table 1
+    model="cnn4",           # "Statistical heterogeneity"
     feature_dim=512,        # "Model heterogeneity"
     rounds=1000,
     eval_every=1,
@@ -242,7 +244,7 @@ def add_flags(group):
     group.add_argument("--lam-r", type=not_negative,
                        help="λ1 in Eq. 9, weight of the distance to the anchor; the authors' code: 10")
     group.add_argument("--lam-mcl", type=not_negative,
-                       help="λ2 in Eq. 9, weight of the contrast; else 0.01 for one architecture, 1 for several")
+                       help="λ2 in Eq. 9, weight of the contrastive loss; else 0.01, or 1 for several architectures")
     group.add_argument("--lam-cc", type=not_negative,
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, how much of the old anchor is kept")

@@ -10,15 +10,16 @@ One round (m participants, C classes, C_i of them at client i, D features):
   2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
      its class (Eq. 11).
   3. It sends its class means (Eq. 2).                                                 C_i · D floats
-  4. The server computes δ, the largest distance between two classes' mean prototypes, at most τ (Eq. 9), and trains its
-     prototypes for S epochs (Eq. 10).
+  4. The server computes δ, the largest distance between two class centres (plain means of the uploads), at most τ
+     (Eq. 9). It trains its prototypes, the outputs of a small network F, for S epochs (Eq. 10).
 Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; learning rate 0.01; λ = 0.1;
-τ = 100; S = 100; eight architectures (--model htfe8; our default is one small CNN).
+τ = 100; S = 100; eight architectures (--model htfe8; our default on CIFAR is one small CNN).
 What we changed
-  Eq. 11  is computed per sample, not per class mean, so scatter within a class counts, and frequent classes weigh more.
-  Eq. 10  is a mean over a batch, not a sum.
+  Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
+  Eq. 10     is a mean over a batch, not a sum.
+  Partition  a client that holds 1/K of the images gets none of the remaining classes, as in the authors' code.
 What the paper leaves open
   The server's optimiser and batches: plain SGD with the clients' learning rate, shuffled batches of 10 class means.
   Initial weights: clients with the same architecture start from the same ones.
@@ -26,7 +27,7 @@ Equations and deviations: .github/papers/fedtgp.md. Results: .github/results/REA
 
     python fedtgp.py                                                       built-in glyphs, under a minute
     python fedtgp.py --dataset cifar10 --model htfe8                       Table 1, practical setting
-    python fedtgp.py --dataset cifar100 --model htfe8 --no-mlp             Table 6, without the server's network
+    python fedtgp.py --dataset cifar100 --model htfe8 --no-mlp             Table 6, without F
     python fedtgp.py --dataset cifar10 --clients 100 --participation 0.1   FedSA's Table 1, cross-device
 """
 
@@ -52,7 +53,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
     with seeded(args.seed, "server"):
-        prototype_net = GlobalPrototypes(C, D, args.no_mlp).to(args.device)                # trained on in each round
+        prototype_net = GlobalPrototypes(C, D, args.no_mlp).to(args.device)            # each round trains it further
 
     # modules: the models that a checkpoint keeps
     run = Run(args, modules=[client.net for client in clients] + [prototype_net])
@@ -73,7 +74,7 @@ def main(args):
         up = owned.sum() * D                                          # Σ_i C_i · D
         down = len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_losses.mean(),
-                   last_batch_loss=server_losses[-1], margin=margin)  # the authors judge by the last batch
+                   last_batch_loss=server_losses[-1], margin=margin)  # the last batch is the authors' "Server loss"
         run.checkpoint(t)
 
     draw_pictures(run, data, clients, prototypes=prototypes)
@@ -155,8 +156,8 @@ def adaptive_margin(centres, tau):
 
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
-    """Train the global prototypes on the clients' (Eqs. 5 and 10) for S epochs, in shuffled batches -> P̂ (C, D), and
-    the losses of the last epoch's batches.
+    """Train the global prototypes on the clients' prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches
+    -> P̂ (C, D), and the losses of the last epoch's batches.
 
     local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar."""
     p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
@@ -188,8 +189,8 @@ def margin_contrastive(p, labels, prototypes, margin):
 
 
 def server_margin(local_prototypes, owned, args):
-    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, the others are ablations and the rule of the
-    authors' code. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
+    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, "nearest" the authors' code, "fixed" and
+    "none" are ablations of Table 6. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
     centres = class_centres(local_prototypes, owned)
     if args.margin_rule == "pairwise":
         return adaptive_margin(centres, args.tau)
@@ -214,7 +215,7 @@ def largest_nearest_distance(centres, tau):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's "Implementation Details", where no comment says otherwise
+BASE = dict(                # from the paper's "Implementation Details", unless a comment says otherwise
     clients=20,
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
@@ -262,7 +263,7 @@ def add_flags(group):
                             "fixed: τ; none: 0")
     group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the largest margin")
     group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs in a round")
-    group.add_argument("--no-mlp", action="store_true", help="prototypes are the trainable vectors, without the network")
+    group.add_argument("--no-mlp", action="store_true", help="the prototypes are the trainable vectors themselves")
 
 
 if __name__ == "__main__":
