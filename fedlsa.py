@@ -7,10 +7,10 @@ global classifier should recognise the anchors, and they should lie far apart. C
 anchor of their class, on the unit sphere.
 
 One round (m participants, C classes, D features, the paper's L; |w| floats in the model):
-  1. The server trains its anchors for E_s steps: cross-entropy of the frozen global classifier (L_ACE, Eq. 3)
-     + α · closeness of the anchors (L_SEP, Eq. 4).
+  1. The server trains its anchors for E_s steps (the paper: epochs): cross-entropy of the frozen global classifier
+     (L_ACE, Eq. 3) + α · closeness of the anchors (L_SEP, Eq. 4).
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
-  3. Each participant trains the model on cross-entropy (Eq. 9) + λ · scatter around the anchors (L_COM, Eq. 8).
+  3. Each participant trains the model on cross-entropy (Eq. 9) + λ · contrast with the anchors (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
@@ -20,9 +20,9 @@ What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1. Eq. 6 needs that, and without it Eq. 4 has no lower bound.
 What the paper leaves open
-  Learning rate, momentum, weight decay, D, a client's share of its domain, which α, λ and τ belong to which data set.
-  The averaging weights: the clients' numbers of images.
-Compare with --lam 0 as well as with FedAvg: features of length 1 alone, without anchors, are a strong baseline.
+  The optimiser's settings, layer sizes, a client's share of its domain, which α and τ belong to which data set.
+  The averaging weights; ours are the clients' numbers of images.
+Features of length 1 alone, without anchors (--lam 0), are a strong baseline: compare with both.
 Equations and deviations: .github/papers/fedlsa.md. Results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -45,7 +45,7 @@ from common import (Net, Run, at_least, average, build_encoder, draw_pictures, e
 
 class Upload(NamedTuple):
     model: dict         # the trained model's state_dict
-    loss: torch.Tensor  # mean over its batches; only for the log
+    loss: torch.Tensor  # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -54,11 +54,11 @@ def main(args):
     clients, tests = make_federation(data, net, args)
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
     with seeded(args.seed, "server"):
-        anchor_net = AnchorNet(C, net.projector.in_features, D).to(args.device)            # trained on in each round
+        anchor_net = AnchorNet(C, net.projector.in_features, D).to(args.device)           # each round trains it further
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models that a checkpoint keeps
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    anchors = anchor_net().detach()                                   # (C, D)
+    anchors = anchor_net().detach()                                   # (C, D); with λ = 0 they stay, unused
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -124,7 +124,7 @@ def compactness(h, y, anchors, tau):
 
 
 def l2_distance(h, y, anchors):
-    """In place of L_COM, the ablation "L2 norm" of Table 5: ‖h_b − a_{y_b}‖, mean over the batch. The paper has no
+    """In place of L_COM, the row of Tables 4 and 5 without it: ‖h_b − a_{y_b}‖, mean over the batch. The paper has no
     formula for it. Shapes as in compactness -> scalar."""
     return (h - anchors[y]).norm(dim=1).mean()
 
@@ -132,7 +132,7 @@ def l2_distance(h, y, anchors):
 # --- the server -------------------------------------------------------------------------------------
 
 class AnchorNet(nn.Module):
-    """A = nor(Θ(R)) -> (C, D). R (C, I) and the two layers of Θ are trained; I is the number of the encoder's outputs.
+    """A = nor(Θ(R)) -> (C, D). R (C, I) and the two layers of Θ are trained; I is the size of the encoder's output.
 
     In the paper A = Θ(R), without nor. The standard normal R, the ReLU and the hidden width I are our choices."""
 
@@ -198,7 +198,7 @@ class SphereNet(Net):
     features(x)    h = nor(projector(encoder(x))); nor scales to length 1. images (B, 3, height, width) -> (B, D)
     classifier(h)  logits (B, C)
 
-    on_sphere False leaves out nor, for FedAvg."""
+    on_sphere=False leaves out nor; with λ = 0 that is FedAvg."""
 
     def __init__(self, encoder, projector, classifier, on_sphere):
         super().__init__(encoder, classifier, projector.out_features, classifier.out_features)
@@ -216,9 +216,9 @@ class SphereNet(Net):
 def build_sphere_net(data, args):
     """SphereNet with random initial weights, on the device.
 
-    The paper: two convolutions and three linear layers. Ours: the encoder of --model (cnn4: 5x5 convolutions with 32
-    and 64 channels and a linear layer to I = 512), then one linear layer each for projector and classifier."""
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # any name would do; this one drew our results
+    The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
+    convolutions with 32 and 64 channels, a linear layer to I = 512), and one linear layer each for the other two."""
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # the name seeds the draw
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, args.feature_dim)
         classifier = nn.Linear(args.feature_dim, len(data.class_names))
@@ -228,14 +228,14 @@ def build_sphere_net(data, args):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's "Implementation Details", where no comment says otherwise
+BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
     clients=None,           # one for each domain; the paper's ten are in SETTINGS below
     participation=1.0,      # Algorithm 1
     partition="domain",     # "Datasets"
-    model="cnn4",           # the encoder; with projector and classifier it has two convolutions and three linear layers
+    model="cnn4",           # the encoder
     feature_dim=128,        # the paper's L, without a value
     rounds=100,             # T
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=5,         # E_c
     batch_size=64,
     lr=0.01,                # not in the paper: from FPL's code (github.com/WenkeHuang/RethinkFL)
@@ -244,8 +244,8 @@ BASE = dict(                # the paper's "Implementation Details", where no com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper has two values each for α, λ and τ and does not say which data set uses which. Domain fractions are FPL's on
-# digits and office, a guess on PACS.
+# The paper has two values each for α, λ and τ; only for office it says that a smaller λ does worse. Domain fractions
+# are those of FPL's code, on PACS those of a later benchmark by its authors.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {

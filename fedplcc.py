@@ -1,33 +1,33 @@
-"""FedPLCC: An Enhanced Federated Prototype Learning Method under Domain Shift (Federated Prototype Learning
-with Convergent Clusters). Kuang, Guo, Liang, Zhang. 2024.
+"""FedPLCC, Federated Prototype Learning with Convergent Clusters: An Enhanced Federated Prototype Learning Method
+under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
 and the server clusters the clusters' means. New here: a prototype is weighted by its share of its class's images, so
 that a few outliers count little. And a feature is attracted only by the share φ of its class's prototypes that score
-highest in similarity × weight, not by those of distant domains.
+highest in similarity × weight; those of distant domains are left out.
 
-One round (m participants, C classes, D features, |w| floats in the model):
-  1. The server sends the model and its G prototypes.                                  |w| + G · (D + 1) floats to each
+One round (D features, |w| floats in the model):
+  1. The server sends the model and its G prototypes; in round 1 there are none.       |w| + G · (D + 1) floats to each
   2. Each participant trains the model on cross-entropy (Eq. 5) + λ1 · contrast between classes (L_contra, Eq. 6)
      + λ2 · attraction within the class (L_corr, Eq. 8).
   3. It clusters its features (Eq. 9) and sends the model and J clusters' means and sizes.   |w| + J · (D + 1) floats
-  4. The server averages the models, clusters the means (Eq. 10) and weighs the prototypes (Eq. 11).
+  4. The server averages the models, clusters the means (Eq. 10) and weights the prototypes (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-Settings: one client per domain with about 300 images (DomainNet: 400); ResNet10; 50 rounds (office: 100); E = 10 in
-batches of 32 (ours); learning rate 0.01, momentum 0.9; φ = 0.5, temperature τ = 0.07, power α = 0.5, λ2 = 10 λ1.
+Settings: one client per domain with 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature τ = 0.07;
+power α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
 What we changed
-  Eq. 5   is a mean over a batch, not a sum over the client's images; Eqs. 6 and 8, per sample in the paper, are
-          averaged as well. So λ1 and λ2 may weigh differently.
+  Eq. 5   is a mean over a batch, not a sum over the client's images, so our λ1 and λ2 may not be on the paper's scale.
 What the paper leaves open
-  E: we take epochs, as in Table I; Section IV also says iterations.
-  FINCH: it stops at the last partition with several clusters, as in FedPLVM's code, and its means are weighted by size.
+  E: we take epochs, as in Table I; Section IV also says iterations. τ: Section IV also calls 0.55 optimal.
+  FINCH: we keep its last pass that leaves several clusters, as in FedPLVM's code, and weight its means by size.
+  Batches of 32, images of 64 pixels, the ResNet's first layer.
 Equations and deviations: .github/papers/fedplcc.md. Results: .github/results/README.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset office                             Table III (digit5: Table II, domainnet: Table IV)
     python fedplcc.py --dataset office --lam-contra 0              FedAvg
-    python fedplcc.py --uniform-weights --phi 1                    without weights and φ
+    python fedplcc.py --uniform-weights --phi 1                    without weights; all prototypes of a class attract
 """
 
 from typing import NamedTuple
@@ -55,7 +55,7 @@ class Prototypes(NamedTuple):
 class Upload(NamedTuple):
     model: dict            # the trained model's state_dict
     clusters: Clusters
-    loss: torch.Tensor     # mean over its batches; only for the log
+    loss: torch.Tensor     # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -115,7 +115,7 @@ def client_update(client, prototypes, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    clusters = local_clusters(client.net, client.train)                                    # Eq. 9
+    clusters = local_clusters(client.net, client.train)                                    # Eq. 9; unused with FedAvg
     return Upload(client.net.state_dict(), clusters, torch.stack(losses).mean())
 
 
@@ -173,7 +173,7 @@ def attraction(s, same_class, weights, phi):
 
 
 def ceil_of_share(phi, n):
-    """⌈φ n⌉ of counts n (B,). In floats 0.07 * 100 is slightly above 7; the last factor takes that back."""
+    """⌈φ n⌉ of counts n (B,). In floats φ n may be slightly above a whole number; the last factor undoes that."""
     return (phi * n * (1 - 1e-6)).ceil()
 
 
@@ -187,7 +187,7 @@ def local_clusters(net, images):
 # --- the server -------------------------------------------------------------------------------------
 
 def global_prototypes(clusters, uniform_weights):
-    """Eqs. 10 and 11: cluster the clients' clusters again, class by class, and weigh the results.
+    """Eqs. 10 and 11: cluster the clients' clusters again, class by class, and weight the results.
 
     clusters: [Clusters], one for each participant -> Prototypes; all weights are 1 with --uniform-weights."""
     vectors = torch.cat([of_client.vectors for of_client in clusters])
@@ -209,7 +209,7 @@ def prototype_weights(sizes, labels):
 # --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -----------------------------------------------
 
 def cluster_by_class(x, y, sizes):
-    """FINCH*, FINCH with sizes, on the vectors of each class.
+    """Run FINCH* (FINCH with sizes) on the vectors of each class.
 
     x (N, D), y (N,), sizes (N,): how many images each vector stands for -> Clusters; their sizes are sums of these."""
     vectors, labels, cluster_sizes = [], [], []
@@ -224,8 +224,8 @@ def cluster_by_class(x, y, sizes):
 
 
 def finch(x, sizes):
-    """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on, as long as that leaves at
-    least two clusters.
+    """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on. The first pass always counts,
+    a later one only if it leaves at least two clusters.
 
     x (N, D), sizes (N,) -> means (J, D), their sizes (J,)."""
     means, sizes = merge_neighbours(x, sizes)
@@ -247,8 +247,7 @@ def merge_neighbours(x, sizes):
 
 
 def first_neighbour_clusters(x):
-    """Link each vector to its nearest other one by cosine. Connected vectors are a cluster; so are two with the same
-    neighbour.
+    """Link each vector to its nearest other one by cosine. Connected vectors are a cluster.
 
     x (N, D) -> cluster numbers (N,) from 0."""
     unit = F.normalize(x, dim=1)
@@ -268,7 +267,7 @@ def connected_components(nearest):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's Section IV, where no comment says otherwise
+BASE = dict(                # the paper's Section IV, unless a comment says otherwise
     clients=None,           # one for each domain
     participation=1.0,      # Algorithm 1
     partition="domain",
@@ -278,7 +277,7 @@ BASE = dict(                # the paper's Section IV, where no comment says othe
     small_stem=False,       # not in the paper: torchvision's 7x7 convolution and max-pooling
     feature_dim=512,
     rounds=50,              # T
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=10,        # E; the paper says epochs and iterations
     batch_size=32,          # not in the paper: from FedPLVM's code
     lr=0.01,
@@ -304,8 +303,8 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam-contra", type=not_negative, help="λ1 in Eq. 4, weight of L_contra; alone, 0 gives FedAvg")
-    group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; else 10 λ1")
+    group.add_argument("--lam-contra", type=not_negative, help="λ1 in Eq. 4, weight of L_contra; 0: FedAvg")
+    group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; default: 10 λ1")
     group.add_argument("--phi", type=share, help="φ in Eq. 8, the share of a class's prototypes that attract")
     group.add_argument("--tau", type=positive, help="τ in Eq. 6, the temperature")
     group.add_argument("--alpha", type=positive, help="α in Eq. 7, the power of the cosine")

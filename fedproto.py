@@ -14,8 +14,8 @@ One round (m participants, C classes, C_i of them at client i, D features):
   4. The server averages them, weighted by the counts (Eq. 3).
 Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
-Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; learning rate 0.01; λ = 0.1;
-eight architectures (--model htfe8; our default on CIFAR is one small CNN).
+Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; eight architectures
+(--model htfe8; our default on CIFAR is one small CNN).
 What we changed
   Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
@@ -42,7 +42,7 @@ from common import (Run, class_means, draw_pictures, evaluate_personal, for_each
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
     counts: torch.Tensor      # (C,) how many images of each class it has
-    loss: torch.Tensor        # mean over its batches; only for the log
+    loss: torch.Tensor        # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -120,9 +120,9 @@ def prototype_distance(z, y, prototypes, known, distance):
 # --- the server -------------------------------------------------------------------------------------
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants, n_ic = |D_{i,c}|.
+    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants.
 
-    local_prototypes (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    local_prototypes P_i^c (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
     mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0
@@ -138,7 +138,7 @@ BASE = dict(                # from the paper's "Implementation Details", unless 
     model="cnn4",           # FedSA's Table 1; the paper: htfe8
     feature_dim=512,        # "Model heterogeneity"
     rounds=1000,
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=1,
     batch_size=10,
     batches="full",         # not in the paper: as in HtFLlib (FedTGP's authors), a last, smaller batch is dropped

@@ -15,7 +15,7 @@ One round (m participants, C classes, C_i of them at client i, D features):
 Every client then classifies its held-out images by its classifier and by the nearest anchor; the paper names neither.
 
 Settings: cross-device, 10 of 100 clients in each of 1000 rounds, or cross-silo, all 20 (our default); E = 1 epoch in
-batches of 10; learning rate 0.01; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
+batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
 What we changed
   Eqs. 5, 7  are computed per sample, not per class mean. Eq. 5 is a mean, not a sum over C_i classes.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
@@ -46,7 +46,7 @@ from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
     counts: torch.Tensor      # (C,) how many images of each class it has
-    loss: torch.Tensor        # mean over its batches; only for the log
+    loss: torch.Tensor        # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -185,7 +185,7 @@ def make_anchors(C, D, projection):
 def weighted_mean(local_prototypes, counts):
     """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants.
 
-    local_prototypes (m, C, D), counts (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    local_prototypes P_i^c (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
     mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0
@@ -209,7 +209,7 @@ BASE = dict(                # from the paper's "Implementation details", unless 
     model="cnn4",           # "Statistical heterogeneity"
     feature_dim=512,        # "Model heterogeneity"
     rounds=1000,
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=1,
     batch_size=10,
     batches="full",         # not in the paper: drops a last, smaller batch, as the authors' code does

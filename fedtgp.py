@@ -14,14 +14,14 @@ One round (m participants, C classes, C_i of them at client i, D features):
      (Eq. 9). It trains its prototypes, the outputs of a small network F, for S epochs (Eq. 10).
 Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
-Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; learning rate 0.01; λ = 0.1;
-τ = 100; S = 100; eight architectures (--model htfe8; our default on CIFAR is one small CNN).
+Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
+eight architectures (--model htfe8; our default on CIFAR is one small CNN).
 What we changed
   Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 10     is a mean over a batch, not a sum.
   Partition  a client that holds 1/K of the images gets none of the remaining classes, as in the authors' code.
 What the paper leaves open
-  The server's optimiser and batches: plain SGD with the clients' learning rate, shuffled batches of 10 class means.
+  The server's optimiser: plain SGD with the clients' learning rate, shuffled batches of 10 uploads.
   Initial weights: clients with the same architecture start from the same ones.
 Equations and deviations: .github/papers/fedtgp.md. Results: .github/results/README.md.
 
@@ -45,7 +45,7 @@ from common import (Run, at_least, class_means, distances, draw_pictures, evalua
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
     owned: torch.Tensor       # (C,) bool: the classes it has
-    loss: torch.Tensor        # mean over its batches; only for the log
+    loss: torch.Tensor        # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -223,7 +223,7 @@ BASE = dict(                # from the paper's "Implementation Details", unless 
     model="cnn4",           # FedSA's Table 1; the paper: htfe8
     feature_dim=512,        # "Model heterogeneity"
     rounds=1000,
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=1,
     batch_size=10,
     batches="full",         # not in the paper: as in HtFLlib (the authors' code), a last, smaller batch is dropped
