@@ -227,8 +227,8 @@ def lite_round(net, clients, chosen, anchors, t, args):
     """A round of FedFM-Lite, one handshake instead of two (Section VI) -> what fedfm_round returns.
 
     With a = --model-every all clients download the model in rounds 1, a + 1, ...; participants upload theirs in rounds
-    a, 2a, ... and the last. In between the global model does not change, and every client keeps its own. Class means come from the
-    client's own trained model."""
+    a, 2a, ... and the last. In between the global model does not change, and every client keeps its own. Class means
+    come from the client's own trained model."""
     models_down = (t - 1) % args.model_every == 0
     models_up = t % args.model_every == 0 or t == args.rounds
     matching = args.lam > 0 and t > args.warmup and t > 1             # round 1 has no anchors

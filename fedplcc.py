@@ -14,8 +14,8 @@ One round (D features, |w| floats in the model):
   4. The server averages the models, clusters the means (Eq. 10) and weights the prototypes (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-Settings: one client per domain with 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature τ = 0.07;
-power α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
+Settings: one client per domain with 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
+τ = 0.07; power α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
 What we changed
   Eq. 5   is a mean over a batch, not a sum over the client's images, so our λ1 and λ2 may not be on the paper's scale.
 What the paper leaves open
