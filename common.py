@@ -1408,7 +1408,7 @@ def parse(script, description, settings, add_flags, words=None):
     # The first time only --dataset, --data and --resume count, which decide the defaults. --help waits for these.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     if first.resume is None:
-        defaults = dict(preset(first, settings))
+        defaults = dict(preset(first, settings), script=script)
         # only one flag of these pairs may be set: if one is typed, the preset of the other goes
         for pair in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
             if any(getattr(first, name) for name in pair):
@@ -1419,7 +1419,7 @@ def parse(script, description, settings, add_flags, words=None):
         for flag in typed:
             if flag[2:].replace("-", "_") not in [*SIDE_FLAGS, "rounds", "help"]:
                 fail(f"{flag}: may not be typed beside --resume, which goes on with that run's settings")
-    parser.set_defaults(script=script, **defaults)
+    parser.set_defaults(**defaults)
     args = parser.parse_args(words)
 
     if args.resume and args.rounds < len(saved["rows"]):
