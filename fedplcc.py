@@ -215,11 +215,11 @@ def cluster_by_class(x, y, sizes):
     vectors, labels, cluster_sizes = [], [], []
     for c in y.unique():
         of_class = y == c
-        # float64: in float32 the cosines of nearly equal features all round to 1
-        means, total = finch(x[of_class].double(), sizes[of_class].double())
-        vectors.append(means.float())
+        # float64, and on the CPU: in float32 the cosines of nearly equal features all round to 1
+        means, total = finch(x[of_class].cpu().double(), sizes[of_class].cpu().double())
+        vectors.append(means.float().to(x.device))
         labels.append(c.expand(len(means)))                           # class c, once per cluster
-        cluster_sizes.append(total.float())
+        cluster_sizes.append(total.float().to(x.device))
     return Clusters(torch.cat(vectors), torch.cat(labels), torch.cat(cluster_sizes))
 
 
@@ -262,7 +262,7 @@ def connected_components(nearest):
         linked = (label == label[i]) | (label == label[j])            # the components of i and j
         label[linked] = label[linked].min()                           # become one
     _, number = torch.unique(label, return_inverse=True)
-    return number.to(nearest.device)
+    return number
 
 
 # --- settings ---------------------------------------------------------------------------------------
