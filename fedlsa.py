@@ -105,7 +105,7 @@ def client_update(client, anchors, t, args):
 
 
 def local_loss(net, x, y, anchors, args):
-    """Eq. 10 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, D) -> scalar."""
+    """Eqs. 9 and 10 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, D) -> scalar."""
     h = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(h), y)                                  # Eq. 9
     if args.lam == 0:                                                 # no anchors
