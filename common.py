@@ -666,12 +666,12 @@ def image_folder(folder, size):
             exit_without_data(folder, f"{place.name}/ is there, but no train/")
         if (place / "train").is_dir():
             training, testing = image_files(place / "train"), image_files(place / "test")
-            paths = training + testing
+            images = training + testing
             is_test = [False] * len(training) + [True] * len(testing)
         else:
-            paths = image_files(place)
-            is_test = test_images(folder.name, place.name, len(paths))
-        rows += [(path, path.parent.name, place.name, chosen) for path, chosen in zip(paths, is_test)]
+            images = image_files(place)
+            is_test = test_images(folder.name, place.name, len(images))
+        rows += [(path, name, place.name, chosen) for (path, name), chosen in zip(images, is_test)]
     if not rows:
         exit_without_data(folder, "no folders of images there" if folder.is_dir() else "there is no such folder")
 
@@ -691,9 +691,11 @@ def image_folder(folder, size):
 
 
 def image_files(folder):
-    """The images in a folder of classes, class by class -> [path]."""
-    endings = torchvision.datasets.folder.IMG_EXTENSIONS
-    return sorted(path for path in folder.glob("*/*") if path.suffix.lower() in endings)
+    """The images in a folder of classes, class by class -> [(path, class)]. Classes may have subfolders."""
+    if not any(folder.glob("*/*")):
+        return []
+    images = torchvision.datasets.ImageFolder(folder, allow_empty=True)
+    return [(Path(path), images.classes[label]) for path, label in images.samples]
 
 
 def test_images(dataset, domain, n):
