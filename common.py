@@ -4,14 +4,14 @@
     Part II   what it is fed with: the clients' images, architectures, partitions, data sets
     Part III  the frame: run folder, pictures, comparing runs, command line
 
-Part I is enough to understand a method's rounds, with these lines about `run`, which Part III defines:
+Part I is enough to understand a method's rounds. What `main` needs to know of Run, which is in Part III:
 
-    run = Run(args, modules=[...])   modules: every network that lasts over rounds (the clients', the server's)
-    state = run.resume(state)        state: every tensor that lasts over rounds; with --resume the checkpoint's
-    for t in run.rounds():           1, 2, ..., --rounds
-        ...                          clients run in threads: client_update returns what it learns, main stores it
-        run.report(t, scores, ...)   ends the round: writes log.csv and prints a line
-        run.checkpoint(t, state)     comes last, as the checkpoint holds the log
+    run = Run(args, modules=[...])   modules: every network that lasts over rounds, the clients' and the server's
+    state = run.resume(state)        state: every tensor that lasts over rounds; --resume loads both
+    for t in run.rounds():           t = 1, 2, ..., --rounds
+        ...                          clients run in threads, so they return what changes, and main stores it
+        run.report(t, ...)           ends the round: a row of log.csv and a printed line
+        run.checkpoint(t, state)     comes last, as it also saves the log
 
 Shapes: N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
 """
@@ -681,7 +681,7 @@ def image_folder(folder, size):
     paths_and_times = [(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in paths]
     key = zlib.crc32(repr(paths_and_times).encode())
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
-    x, _ = decoded(lambda i: (Image.open(paths[i]), y[i]), paths, size, cache, key)
+    x, _ = decoded(lambda i: (Image.open(paths[i]), 0), paths, size, cache, key)  # the labels are in y
     return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), class_names.tolist(),
                    domains.tolist())
 
@@ -1226,9 +1226,8 @@ def compare(folders):
         fail("no run folders given; try: python common.py runs/*")
 
     for title, table in tables.items():
-        print(f"\n{title}: seeds share a row if all other settings agree; a best round is picked on validation images\n"
-              "if there are any, else on test images; lead: final accuracy minus that of always answering each\n"
-              "client's most frequent class")
+        print(f"\n{title}; best rounds are picked on validation images if there are any, else on test images;\n"
+              "lead: final accuracy minus that of always answering each client's most frequent class")
         print("| run | seeds | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|")
         for row, logs in table.items():
             print_row(row, logs)
@@ -1326,7 +1325,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """--help with defaults, where there are any."""
 
     def _get_help_string(self, action):
-        if action.default in (None, False):
+        if action.default is None or action.default is False:
             return action.help
         return super()._get_help_string(action)
 
@@ -1420,7 +1419,7 @@ def parse(script, description, settings, add_flags, words=None):
     # The first time only --dataset, --data and --resume count, which decide the defaults. --help waits for these.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     if first.resume is None:
-        defaults = dict(preset(first, settings))
+        defaults = dict(preset(first, settings), script=script)
         # only one flag of these pairs may be set: if one is typed, the preset of the other goes
         for pair in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
             if any(getattr(first, name) for name in pair):
@@ -1429,9 +1428,9 @@ def parse(script, description, settings, add_flags, words=None):
         saved = load_checkpoint(first.resume, script)
         defaults = saved["settings"] | dict(device="auto", no_plots=False, trials=1)
         for flag in typed:
-            if flag[2:].replace("-", "_") not in [*SIDE_FLAGS, "rounds"]:
+            if flag[2:].replace("-", "_") not in [*SIDE_FLAGS, "rounds", "help"]:
                 fail(f"{flag}: may not be typed beside --resume, which goes on with that run's settings")
-    parser.set_defaults(script=script, **defaults)
+    parser.set_defaults(**defaults)
     args = parser.parse_args(words)
 
     if args.resume and args.rounds < len(saved["rows"]):
