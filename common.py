@@ -681,7 +681,11 @@ def image_folder(folder, size):
     paths_and_times = [(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in paths]
     key = zlib.crc32(repr(paths_and_times).encode())
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
-    x, _ = decoded(lambda i: (Image.open(paths[i]), 0), paths, size, cache, key)  # the labels are in y
+
+    def read(i):
+        with Image.open(paths[i]) as image:
+            return image.convert("RGB"), 0  # the labels are in y
+    x, _ = decoded(read, paths, size, cache, key)
     return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), class_names.tolist(),
                    domains.tolist())
 
