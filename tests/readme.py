@@ -36,8 +36,8 @@ def commands(text):
 
 
 def seventh_method(folder):
-    """Make fedcon.py in a folder: fedproto.py, changed by .github/fedcon.diff -> how many lines change."""
-    patch = ROOT / ".github" / "fedcon.diff"
+    """Make fedcon.py in a folder: fedproto.py, changed by .github/class/fedcon.diff -> how many lines change."""
+    patch = ROOT / ".github" / "class" / "fedcon.diff"
     shutil.copy(ROOT / "fedproto.py", folder / "fedcon.py")
     subprocess.run(["git", "apply", patch], cwd=folder, check=True)
     return len(re.findall(r"^[-+](?![-+])", patch.read_text(), re.M))
