@@ -238,7 +238,7 @@ def test_a_download_that_fails_is_explained(tmp_path, monkeypatch):
 # --- torchvision ----------------------------------------------------------------------------------
 
 def stand_in(kind):
-    """In the place of a torchvision set: ten images a split, of tones 0, 20, ... for training, 10, 30, ... for tests."""
+    """Instead of a torchvision set: ten images a split, tones 0, 20, ... in training, 10, 30, ... in test."""
     allowed = inspect.signature(getattr(torchvision.datasets, kind))
 
     def make(root, **asked):

@@ -113,7 +113,7 @@ def test_parameter_counts():
         large = flags("resnet50", device="meta", small_stem=True, feature_dim=2048)
         large = common.build_net(a_dataset(classes=100), large)
         extractors = [common.build_extractor(name, 32, False) for name in ("resnet34", "googlenet", "mobilenet_v2")]
-    assert (common.model_size(small), size(large)) == (11_181_642, 23_705_252)  # FedFM's Table III: 11,182 k and 23,705 k
+    assert (common.model_size(small), size(large)) == (11_181_642, 23_705_252)  # FedFM, Table III
     # torchvision's whole networks without their last layers
     assert [size(each) for each in extractors] == [21_797_672 - 513_000, 6_624_904 - 1_025_000, 3_504_872 - 1_281_000]
 

@@ -252,7 +252,7 @@ BAD = {  # what the line says: command lines
     "invalid": ["--participation x", "--rounds 1.5"],
     "is there twice": ["--domain-clients plain:1,plain:3"],
     "domain_clients value": ["--domain-clients plain", "--domain-clients plain:x"],
-    "finite": ["--lr nan", "--lam inf", "fedfm --prox inf"],
+    "finite": ["--lr nan", "--lr inf", "--lam nan", "--lam inf", "fedfm --prox inf"],
     "above 0": ["--beta 0", "fedlsa --tau -0.1", "fedfm --temperature 0"],
     "[0, 1]": ["--momentum 1.5", "fedfm --validation -0.1", "fedsa --alpha 2"],
     "at least 1": ["--clients 0", "--rounds -3", "--batch-size 0", "--eval-every 0",
