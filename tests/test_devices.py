@@ -65,38 +65,41 @@ def images():
     return torch.zeros(B, 3, 2, 2, dtype=torch.uint8, device="cuda")
 
 
-def fedplcc_losses():
-    z, y, prototypes = features()
-    own = torch.arange(C, device="cuda") == y[:, None]
-    weights = torch.ones(C, device="cuda")
-    s = fedplcc.similarity(z, prototypes, 0.5)
-    return fedplcc.contrast(s, own, weights, 0.07) + fedplcc.attraction(s, own, weights, 0.5)
+def similarities():
+    """FedPLCC's s (B, C), which prototypes are of a sample's class (B, C), and the prototypes' weights (C,)."""
+    _, y, prototypes = features()
+    return vectors(B) @ prototypes.T, torch.arange(C, device="cuda") == y[:, None], torch.ones(C, device="cuda")
 
 
 STEPS = {
     "model": lambda: net()(images()),
     "average": lambda: common.average([net().state_dict()] * K, [1, 2, 3, 4])["classifier.bias"],
-    "nearest prototype": lambda: common.nearest_prototype(features()[0], features()[2], known()),
-    "fedproto distance": lambda: fedproto.prototype_distance(*features(), known(), "euclidean"),
-    "fedproto mean": lambda: fedproto.weighted_mean(*uploads())[0],
-    "fedtgp distance": lambda: fedtgp.prototype_distance(*features(), "euclidean"),
-    "fedtgp margin": lambda: fedtgp.adaptive_margin(vectors(), 100.0),
-    "fedtgp server's loss": lambda: fedtgp.margin_contrastive(*features(), 1.0),
-    "fedsa distance": lambda: fedsa.regularization(*features(), "euclidean"),
-    "fedsa margin": lambda: fedsa.average_margin(vectors()),
-    "fedsa contrast": lambda: fedsa.margin_contrastive(*features(), 1.0),
-    "fedsa calibration": lambda: fedsa.classifier_calibration(net().classifier, vectors()),
-    "fedsa anchors": lambda: fedsa.ema(vectors(), *fedsa.weighted_mean(*uploads()), 0.9),
-    "fedlsa compactness": lambda: fedlsa.compactness(*features(), 0.1),
-    "fedlsa distance": lambda: fedlsa.l2_distance(*features()),
-    "fedlsa server": lambda: fedlsa.server_update(anchor_net(), net().classifier, ARGS)[0],
-    "fedplcc losses": fedplcc_losses,
-    "fedfm guiding": lambda: fedfm.contrastive_guiding(*features()[:2], anchors(), 0.1),
-    "fedfm distance": lambda: fedfm.squared_distance(*features()[:2], anchors()),
-    "fedfm anchors": lambda: fedfm.new_anchors(*uploads(), anchors(), "weighted").vectors,
-    "fedfm uniform anchors": lambda: fedfm.new_anchors(*uploads(), anchors(), "uniform").vectors,
-    "fedfm prox": lambda: fedfm.proximal(net(), [p.detach() for p in net().parameters()]),
-    "fedfm augmentation": lambda: fedfm.augment(images(), np.random.default_rng(0)),
+    "nearest prototype": lambda: common.nearest_prototype(vectors(B), vectors(), known()),
+    "fedproto_eq3": lambda: fedproto.weighted_mean(*uploads())[0],
+    "fedproto_eq4": lambda: fedproto.prototype_distance(*features(), known(), "euclidean"),
+    "fedtgp_eq9": lambda: fedtgp.adaptive_margin(vectors(), 100.0),
+    "fedtgp_eq10": lambda: fedtgp.margin_contrastive(*features(), 1.0),
+    "fedtgp_eq11": lambda: fedtgp.prototype_distance(*features(), "euclidean"),
+    "fedsa_eq3": lambda: fedsa.weighted_mean(*uploads())[0],
+    "fedsa_eq5": lambda: fedsa.regularization(*features(), "euclidean"),
+    "fedsa_eq6": lambda: fedsa.average_margin(vectors()),
+    "fedsa_eq7": lambda: fedsa.margin_contrastive(*features(), 1.0),
+    "fedsa_eq8": lambda: fedsa.classifier_calibration(net().classifier, vectors()),
+    "fedsa_eq10": lambda: fedsa.ema(vectors(), vectors(), known(), 0.9),
+    "fedlsa_eq3": lambda: fedlsa.anchor_classification(vectors(), vectors(), torch.zeros(C, device="cuda")),
+    "fedlsa_eq4": lambda: fedlsa.anchor_separation(vectors(), 0.1),
+    "fedlsa_eq8": lambda: fedlsa.compactness(*features(), 0.1),
+    "fedlsa_l2": lambda: fedlsa.l2_distance(*features()),
+    "fedlsa_server": lambda: fedlsa.server_update(anchor_net(), net().classifier, ARGS)[0],
+    "fedplcc_eq6": lambda: fedplcc.contrast(*similarities(), 0.07),
+    "fedplcc_eq7": lambda: fedplcc.similarity(vectors(B), vectors(), 0.5),
+    "fedplcc_eq8": lambda: fedplcc.attraction(*similarities(), 0.5),
+    "fedfm_cg": lambda: fedfm.contrastive_guiding(*features()[:2], anchors(), 0.1),
+    "fedfm_eq3": lambda: fedfm.squared_distance(*features()[:2], anchors()),
+    "fedfm_eq9": lambda: fedfm.new_anchors(*uploads(), anchors(), "weighted").vectors,
+    "fedfm_eq9_uniform": lambda: fedfm.new_anchors(*uploads(), anchors(), "uniform").vectors,
+    "fedfm_prox": lambda: fedfm.proximal(net(), [p.detach() for p in net().parameters()]),
+    "fedfm_augment": lambda: fedfm.augment(images(), np.random.default_rng(0)),
 }
 
 

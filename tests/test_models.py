@@ -214,7 +214,7 @@ def test_features_are_pooled_to_size_D(D, want):
     assert pooled.features(x).tolist() == [pytest.approx(want)]
 
 
-@pytest.mark.parametrize("model", ["cnn4", "resnet4"])
+@pytest.mark.parametrize("model", ["cnn4", "resnet10"])  # a deep ResNet leaves one pixel, too few for BatchNorm
 def test_fedlsa_features_are_on_the_sphere(model):
     """Catches: features that keep their length, --no-sphere that changes nothing, or weights that depend on it."""
     x = images(5)

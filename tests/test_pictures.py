@@ -98,6 +98,7 @@ def test_margins():
     """Catches: a distance within a class, an absent class with a margin."""
     labels = torch.tensor([0, 0, 1, 3, 3, 4])  # several vectors of a class, and classes without
     vectors = torch.randn(6, 5, dtype=torch.float64)
+    vectors[4] = vectors[3] + 0.01  # close, but of one class
     for c, margin in enumerate(common.margins(vectors, labels, 6)):
         want = math.inf
         for a, label_a in zip(vectors, labels):
