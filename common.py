@@ -1,11 +1,19 @@
 """What the six scripts share. No method lives here.
 
-    Part I    what a round needs: participants, minibatches, class means, averages, evaluation
-    Part II   what it is fed with: clients and their images, models, partitions, data sets
+    Part I    what a round needs: clients and models, participants, minibatches, class means, averages, evaluation
+    Part II   what it is fed with: the clients' images, architectures, partitions, data sets
     Part III  the frame: run folder, pictures, comparing runs, command line
 
-Part I is enough to understand a method's rounds. What `main` does with `run` is in the docstrings of Run, in Part III.
-Shapes: N images, K clients (in a round: participants), C classes, D features, B images in a batch, G prototypes.
+Part I is enough to understand a method's rounds. What `main` needs to know of Run, which is in Part III:
+
+    run = Run(args, modules=[...])   modules: every network that lasts over rounds, the clients' and the server's
+    state = run.resume(state)        state: every tensor that lasts over rounds; --resume loads both
+    for t in run.rounds():           t = 1, 2, ..., --rounds
+        ...                          clients run in threads, so they return what changes, and main stores it
+        run.report(t, ...)           ends the round: a row of log.csv and a printed line
+        run.checkpoint(t, state)     comes last, as it also saves the log
+
+Shapes: N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
 """
 
 import argparse
@@ -32,6 +40,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torchvision
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont
 
 
@@ -39,27 +48,11 @@ from PIL import Image, ImageDraw, ImageFont
 # Part I. What a round needs
 # ======================================================================================================
 
-# --- randomness -----------------------------------------------------------------------------------
-
-def generator(seed, purpose, *where):
-    """A numpy generator for one purpose (a word) at one place (round, client). As no two choices share a generator, a
-    resumed run, or one with other --workers, draws the same numbers."""
-    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
-
-
-@contextlib.contextmanager
-def seeded(seed, purpose):
-    """`with seeded(0, "anchors"):` what torch draws inside depends on seed and purpose alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(generator(seed, purpose).integers(2**62)))
-        yield
-
-
 # --- clients and their models ---------------------------------------------------------------------
 
 class Images(NamedTuple):
     x: torch.Tensor  # (n, 3, height, width) uint8, on the device
-    y: torch.Tensor  # (n,) classes
+    y: torch.Tensor  # (n,) labels
 
 
 @dataclass
@@ -68,7 +61,7 @@ class Client:
     train: Images
     test: Images = None     # its own test images, where clients have models of their own
     val: Images = None      # images held back from training, where there is one global model; may be empty
-    net: nn.Module = None   # its own model, or the one that it trains, starting from the global model
+    net: nn.Module = None   # its own model, or its copy of the global model
     domain: str = ""        # the domain of its images, with --partition domain
 
 
@@ -97,11 +90,33 @@ class Net(nn.Module):
         return self.classifier(self.features(x))
 
 
+# --- participants ---------------------------------------------------------------------------------
+
 def participants(clients, t, args):
     """The clients of round t: a share ρ (--participation) of all, at least one, drawn without replacement."""
     size = max(1, round(args.participation * len(clients)))
     chosen = generator(args.seed, "participants", t).choice(len(clients), size, replace=False)
     return [clients[i] for i in sorted(chosen)]
+
+
+def for_each_client(function, clients, *arguments, workers):
+    """`[function(client, *arguments) for client in clients]`, several clients at a time.
+
+    On a CPU `workers` clients run side by side (0: one on each core), each in a thread that computes on one core: a
+    client's batches are too small for several. On a GPU they run one after the other."""
+    threads = 1
+    if clients[0].train.y.device.type == "cpu":
+        threads = workers or cores()
+    # a large client that begins last would keep the others waiting
+    largest_first = sorted(clients, key=lambda client: -len(client.train.y))
+    results = {}
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        in_turn = pool.map(lambda client: function(client, *arguments), largest_first)
+        for client, result in zip(largest_first, in_turn):
+            client.net.zero_grad()  # frees the gradients, which take as much memory as the net
+            results[client.id] = result
+            show_progress(f"client {len(results)}/{len(clients)}")
+    return [results[client.id] for client in clients]
 
 
 def cores():
@@ -111,34 +126,11 @@ def cores():
     return os.cpu_count()
 
 
-def for_each_client(function, clients, *arguments, workers):
-    """`[function(client, *arguments) for client in clients]`, in this order, but several clients at the same time.
-
-    On a CPU `workers` clients run side by side (0: one on each core), each in a thread that computes on one core: a
-    client's batches are too small for several. On a GPU they run one after the other. Afterwards their nets hold no
-    gradients, which need as much memory as the nets."""
-    def run_client(client):
-        result = function(client, *arguments)
-        client.net.zero_grad()
-        return result
-
-    on_cpu = clients[0].train.y.device.type == "cpu"
-    threads = (workers or cores()) if on_cpu else 1
-    # a large client that begins last would keep the others waiting
-    largest_first = sorted(clients, key=lambda client: -len(client.train.y))
-    results = {}
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for client, result in zip(largest_first, pool.map(run_client, largest_first)):
-            results[client.id] = result
-            show_progress(f"client {len(results)}/{len(clients)}")
-    return [results[client.id] for client in clients]
-
-
 # --- minibatches ----------------------------------------------------------------------------------
 
 def minibatches(client, t, args):
-    """Yield (x, y), batch by batch, for --local-epochs epochs over the client's training images. Each epoch is shuffled
-    anew, but with --batches fixed."""
+    """Yield (x, y), batch by batch, for --local-epochs epochs over the client's training images. Reshuffled every
+    epoch."""
     rng = generator(args.seed, "batches", t, client.id)
     x, y = client.train
     for _ in range(args.local_epochs):
@@ -149,16 +141,12 @@ def minibatches(client, t, args):
 def batches(n, batch_size, rng, rule="all", device="cpu"):
     """One epoch over n samples -> [indices (B,)], on the device.
 
-    rule "all"    every sample is used; a last batch of one joins the batch before, as BatchNorm needs two
-         "full"   a last, smaller batch is dropped, unless it is the only one
-         "fixed"  as "full", and the samples are never shuffled"""
-    order = torch.arange(n)
-    if rule != "fixed":
-        order = torch.from_numpy(rng.permutation(n))
-    parts = list(order.to(device).split(batch_size))
-
+    rule "all"   every sample is used; a last batch of one joins the batch before, as BatchNorm needs two
+         "full"  a last, smaller batch is dropped, unless it is the only one"""
+    order = torch.from_numpy(rng.permutation(n)).to(device)
+    parts = list(order.split(batch_size))
     if len(parts) > 1 and len(parts[-1]) < batch_size:
-        if rule != "all":
+        if rule == "full":
             parts.pop()
         elif len(parts[-1]) == 1:
             single = parts.pop()
@@ -176,14 +164,13 @@ def extract(net, x):
 
 
 def class_means(net, images):
-    """Each class's mean feature, a client's prototypes (FedProto, FedTGP and FedSA Eq. 2, FedFM Eq. 8).
+    """Each class's mean feature: a client's prototypes (FedProto, FedTGP and FedSA Eq. 2, FedFM Eq. 8).
     -> means (C, D), zero for an absent class, and numbers of images (C,). Leaves the net in eval mode."""
-    features = extract(net, images.x)
-    counts = torch.bincount(images.y, minlength=net.num_classes)
-    means = features.new_zeros(net.num_classes, features.shape[1])
-    for c in images.y.unique():
-        means[c] = features[images.y == c].mean(0)
-    return means, counts
+    features = extract(net, images.x)                    # (n, D)
+    one_hot = F.one_hot(images.y, net.num_classes)       # (n, C)
+    counts = one_hot.sum(0)
+    sums = one_hot.T.to(features.dtype) @ features       # (C, D)
+    return sums / counts.clamp(min=1)[:, None], counts
 
 
 def distances(a, b):
@@ -192,45 +179,22 @@ def distances(a, b):
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def average(models, weights):
+def average(models, image_counts):
     """Weighted mean of models (FedFM Eq. 11): Σ_k n_k w_k / Σ_k n_k, BatchNorm's statistics included.
-    models: [state_dict]; weights: [n_k] -> state_dict in float64, which load_state_dict converts."""
+    models: [state_dict]; image_counts: [n_k] -> state_dict."""
     mean = {}
     for name in models[0]:
-        total = sum(weight * model[name].double() for model, weight in zip(models, weights))
-        mean[name] = total / sum(weights)
+        total = sum(n * model[name] for n, model in zip(image_counts, models))
+        mean[name] = total / sum(image_counts)  # BatchNorm counts its batches in integers; load_state_dict rounds down
     return mean
 
 
 def model_size(net):
-    """How many trainable weights a model has. BatchNorm's statistics travel, too, and are not counted."""
-    return sum(weights.numel() for weights in net.parameters())
+    """How many trainable parameters a model has. BatchNorm's statistics travel as well but are not counted."""
+    return sum(parameter.numel() for parameter in net.parameters())
 
 
 # --- evaluation -----------------------------------------------------------------------------------
-
-def nearest_prototype(z, prototypes, known=None):
-    """The class of the nearest prototype. z (n, D), prototypes (C, D), known (C,) bool, which classes have one
-    (None: all) -> (n,)."""
-    d = distances(z, prototypes)
-    if known is not None:
-        d = d.masked_fill(~known, math.inf)
-    return d.argmin(1)
-
-
-@torch.no_grad()
-def right_answers(client, prototypes, known):
-    """How many of its own test images a client gets right -> by its model's classifier, by the nearest prototype, and
-    by always answering the class that it has most training images of. A personal model is only as good as its lead
-    over this last one."""
-    z = extract(client.net, client.test.x)
-    y = client.test.y
-    most_frequent_class = torch.bincount(client.train.y).argmax()
-    by_classifier = client.net.classifier(z).argmax(1) == y
-    by_prototype = nearest_prototype(z, prototypes, known) == y
-    by_frequency = y == most_frequent_class
-    return by_classifier.sum().item(), by_prototype.sum().item(), by_frequency.sum().item()
-
 
 def is_due(t, every, args):
     """Whether round t is a multiple of `every`, or the last. Never, if `every` is 0."""
@@ -251,14 +215,29 @@ def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"
 
 
 @torch.no_grad()
-def accuracy(net, images):
-    """Accuracy in % of a model's classifier."""
-    guess = net.classifier(extract(net, images.x)).argmax(1)
-    return 100 * (guess == images.y).sum().item() / len(images.y)
+def right_answers(client, prototypes, known):
+    """How many of its own test images a client gets right -> by its model's classifier, by the nearest prototype, and
+    by always answering its most frequent training class. A personal model is only as good as its lead over the last."""
+    z = extract(client.net, client.test.x)
+    y = client.test.y
+    most_frequent_class = torch.bincount(client.train.y).argmax()
+    by_classifier = client.net.classifier(z).argmax(1) == y
+    by_prototype = nearest_prototype(z, prototypes, known) == y
+    by_frequency = y == most_frequent_class
+    return by_classifier.sum().item(), by_prototype.sum().item(), by_frequency.sum().item()
+
+
+def nearest_prototype(z, prototypes, known=None):
+    """The class of the nearest prototype. z (n, D), prototypes (C, D), known (C,) bool, which classes have one
+    (None: all) -> (n,)."""
+    d = distances(z, prototypes)
+    if known is not None:
+        d = d.masked_fill(~known, math.inf)
+    return d.argmin(1)
 
 
 def evaluate_global(net, tests, t, args):
-    """Accuracy in % of the global model on the server's test images, by its classifier. tests {domain: Images}
+    """Accuracy in % of the global model's classifier on the server's test images. tests {domain: Images}
     -> {"test": mean over domains}, and each domain's where there are several; {} in a round without evaluation."""
     if not is_due(t, args.eval_every, args):
         return {}
@@ -272,6 +251,29 @@ def evaluate_global(net, tests, t, args):
     return mean | scores
 
 
+@torch.no_grad()
+def accuracy(net, images):
+    """Accuracy in % of a model's classifier."""
+    guess = net.classifier(extract(net, images.x)).argmax(1)
+    return 100 * (guess == images.y).sum().item() / len(images.y)
+
+
+# --- randomness -----------------------------------------------------------------------------------
+
+def generator(seed, purpose, *where):
+    """A numpy generator for one purpose (a word) at one place (round, client). Each random choice has its own
+    generator, so resuming or changing --workers does not change the draws."""
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
+
+
+@contextlib.contextmanager
+def seeded(seed, purpose):
+    """`with seeded(0, "anchors"):` what torch draws inside depends only on seed and purpose."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(seed, purpose).integers(2**62)))
+        yield
+
+
 # ======================================================================================================
 # Part II. What a round is fed with
 # ======================================================================================================
@@ -279,8 +281,8 @@ def evaluate_global(net, tests, t, args):
 # --- clients and their images ---------------------------------------------------------------------
 
 def make_clients(data, args):
-    """K clients with models of their own -> [Client]. Training and test images of the data set are pooled and divided.
-    Each client keeps 25 % of its share as its test images, as in FedTGP and FedSA."""
+    """K clients with models of their own -> [Client]. They divide all images of the data set, training and test. Each
+    keeps 25 % of its share as its test images, as in FedTGP and FedSA."""
     all_images = torch.arange(len(data.y))
     clients = []
     for i, (domain, train, test) in enumerate(divide(data, all_images, 0.25, args)):
@@ -315,14 +317,14 @@ def divide(data, index, held_back, args):
         fail(f"--clients {args.clients} with --subset {args.subset}: {len(index)} images are too few")
 
     shares = []
-    parts = partition(data.y[index].numpy(), data.domain[index].numpy(), data.domains, args)
-    for i, part in enumerate(parts):
+    domain_names = np.array(data.domains)[data.domain[index]]
+    for i, part in enumerate(partition(data.y[index].numpy(), domain_names, args)):
         shuffled = generator(args.seed, "train/test", i).permutation(part)
         own = index[torch.from_numpy(shuffled)]
         cut = math.ceil((1 - held_back) * len(own))
         if cut < 2:
             fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images; "
-                 f"fewer --clients, less skew, larger shares or less --validation will do")
+                 f"try fewer --clients, less skew, larger shares or less --validation")
         train = take(data, own[:cut], args.device)
         held = take(data, own[cut:], args.device)
         domain = ""
@@ -412,18 +414,18 @@ def build_extractor(name, pixels, small_stem):
 
 
 def architecture(model, i):
-    """What client i's model is made of -> name of its feature extractor, widths of its classifier's hidden layers."""
+    """Client i's architecture -> name of its feature extractor, widths of its classifier's hidden layers."""
     hidden = HTC4[i % 4] if model.endswith("htc4") else []
     group = GROUPS.get(model, [model])  # one architecture is a group of one
     return group[i % len(group)], hidden
 
 
 def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
-    """Client i's model. Clients with the same extractor start from the same weights, and so with one feature space;
-    the papers leave this open."""
+    """Client i's model. Clients with the same extractor start from the same weights, so their feature spaces agree at
+    first. The papers leave this open."""
     name, hidden = architecture(args.model, i)
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # the () means nothing; other words would change published numbers
+    with seeded(args.seed, f"weights {name} ()"):  # other words would change published numbers
         extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
         classifier = nn.Linear(widths[-1], C)
@@ -445,48 +447,41 @@ def build_encoder(data, args):
 
 # --- partitions -----------------------------------------------------------------------------------
 
-def partition(y, domain, domains, args):
-    """Divide N samples of classes y (N,) and domains domain (N,), given as indices -> K index arrays.
-    domains: the domains' names."""
-    rng = generator(args.seed, "partition")
-    if args.partition == "domain":
-        return by_domain(y, domain, domains, args, rng)
-    return PARTITIONS[args.partition](y, args, rng)
+def partition(y, domain, args):
+    """Divide N images by --partition -> K index arrays. y (N,): their classes; domain (N,): their domains' names."""
+    return PARTITIONS[args.partition](y, domain, args, generator(args.seed, "partition"))
 
 
 def indices_by_class(y, rng):
-    """The samples of each class that occurs, shuffled -> [indices]."""
+    """The images of each class that occurs, shuffled -> [indices]."""
     return [rng.permutation(np.flatnonzero(y == c)) for c in np.unique(y)]
 
 
 def deal(stock, counts):
-    """Deal each class's samples (stock) from the top. counts (K, C): how many a client gets -> K index arrays."""
-    parts = []
-    for i in range(len(counts)):
-        part = []
-        for c, index in enumerate(stock):
-            begin = counts[:i, c].sum()
-            part.append(index[begin:begin + counts[i, c]])
-        parts.append(np.concatenate(part))
-    return parts
+    """Deal each class's images (stock) from the top. counts (K, C): how many a client gets -> K index arrays."""
+    pieces = []  # of each class, one for each client
+    for c, index in enumerate(stock):
+        ends = np.cumsum(counts[:, c])
+        pieces.append(np.split(index, ends)[:-1])  # without the rest, which nobody gets
+    return [np.concatenate(of_client) for of_client in zip(*pieces)]
 
 
 def fewest_images(y, args):
-    """The least that a client should get: two batches or a quarter of an equal share, whichever is smaller, and at
-    least 2. So the partitions dirichlet and pathological depend on --batch-size."""
+    """The fewest images that a client should get: two batches or a quarter of an equal share, whichever is smaller,
+    and at least 2. So the partitions dirichlet and pathological depend on --batch-size."""
     return max(2, min(2 * args.batch_size, len(y) // (4 * args.clients)))
 
 
-def iid(y, args, rng):
+def iid(y, domain, args, rng):
     return np.array_split(rng.permutation(len(y)), args.clients)
 
 
-def dirichlet(y, args, rng):
-    """FedTGP's "practical" setting, also FedSA's, and FedFM's NIID-1: a class's shares are drawn from Dir(β).
+def dirichlet(y, domain, args, rng):
+    """FedTGP's "practical" setting, also FedSA's, and FedFM's NIID-1: each class is divided by shares from Dir(β).
 
     As in PFLlib's generator, which HtFLlib points to, and in FedFM's code, a client that already holds N/K images gets
-    nothing of the classes that follow, and the whole is drawn again until the smallest client has enough: for us
-    `fewest_images`. After 100 draws we take the one whose smallest client is largest."""
+    nothing of the classes that follow, and we draw again until the smallest client has enough (`fewest_images`). After
+    100 draws we take the one whose smallest client is largest."""
     least, best = -1, None
     for _ in range(100):
         pieces = []  # of each class, one for each client
@@ -506,10 +501,10 @@ def dirichlet(y, args, rng):
         if least >= fewest_images(y, args):
             break
     parts = [np.concatenate(of_client) for of_client in zip(*best)]
-    return [np.sort(part) for part in parts]  # `divide` shuffles them; sorted, so that published runs stay
+    return [np.sort(part) for part in parts]  # `divide` shuffles them anyway
 
 
-def pathological(y, args, rng):
+def pathological(y, domain, args, rng):
     """Each client gets --classes-per-client classes, those with the fewest owners so far. A class's owners get a
     minimum each; the rest of the class is cut at random points."""
     stock = indices_by_class(y, rng)
@@ -537,7 +532,7 @@ def pathological(y, args, rng):
 
 
 def in_proportion(y, shares, rng):
-    """As many images as the scarcest class allows, in the proportions of shares (K, C). The rest is not used."""
+    """As many images as the scarcest class allows, in the proportions of shares (K, C). The rest stays unused."""
     stock = indices_by_class(y, rng)
     available = np.array([len(index) for index in stock])
     wanted = shares.sum(0)
@@ -546,19 +541,19 @@ def in_proportion(y, shares, rng):
     return deal(stock, np.floor(shares * scale + 1e-9).astype(int))   # 1e-9: 2.9999999 is 3
 
 
-def dominant(y, args, rng):
-    """FedFM's NIID-2: --dominant-share of client i's images is of class i mod C, the rest of the others in equal
-    parts. With more classes than clients m = C // K classes, from i·m on, divide --dominant-share equally."""
+def dominant(y, domain, args, rng):
+    """FedFM's NIID-2: --dominant-share of client i's images are of class i mod C, the others in equal parts of the
+    remaining classes. With more classes than clients, C // K classes divide --dominant-share equally."""
     C, K = len(np.unique(y)), args.clients
-    m = max(1, C // K)
-    shares = np.full((K, C), (1 - args.dominant_share) / max(1, C - m))
+    n = max(1, C // K)  # dominant classes of a client
+    shares = np.full((K, C), (1 - args.dominant_share) / max(1, C - n))
     for i in range(K):
-        shares[i, (i * m + np.arange(m)) % C] = args.dominant_share / m
+        shares[i, (i * n + np.arange(n)) % C] = args.dominant_share / n
     return in_proportion(y, shares, rng)
 
 
-def missing(y, args, rng):
-    """FedFM's NIID-3: client i holds the classes i, ..., i + C - missing - 1 (mod C), as many images of each."""
+def missing(y, domain, args, rng):
+    """FedFM's NIID-3: client i holds the classes i, ..., i + C - missing - 1 (mod C), equally many images of each."""
     C, K = len(np.unique(y)), args.clients
     if args.missing >= C:
         fail(f"--missing {args.missing}: must be below the number of classes, {C}")
@@ -568,26 +563,28 @@ def missing(y, args, rng):
     return in_proportion(y, shares, rng)
 
 
-def by_domain(y, domain, domains, args, rng):
+def by_domain(y, domain, args, rng):
     """Every client has images of one domain, and no two clients have the same image.
-    --domain-clients says how many clients a domain has; without it --clients get the domains in turn; without both
-    there is a client for each domain. A client gets --images-per-class of each class (or what there is), or the share
+    --domain-clients says how many clients a domain has. Without it --clients get the domains in turn; without both
+    each domain has one client. A client gets --images-per-class of each class (or what there is), or the share
     --domain-fraction of its domain; without these, the clients of a domain share it equally."""
+    domains = list(dict.fromkeys(domain))  # each once, in the data set's order
     if args.domain_clients:
         assigned = []
         for name, n in args.domain_clients.items():
             if name not in domains:
                 fail(f"no domain {name}: give --domain-clients with some of {', '.join(domains)}")
-            assigned += [domains.index(name)] * n
+            assigned += [name] * n
     else:
-        assigned = [i % len(domains) for i in range(args.clients or len(domains))]
+        K = args.clients or len(domains)
+        assigned = [domains[i % len(domains)] for i in range(K)]
 
-    stock = {d: rng.permutation(np.flatnonzero(domain == d)) for d in sorted(set(assigned))}
+    stock = {name: rng.permutation(np.flatnonzero(domain == name)) for name in domains if name in assigned}
     parts = []
-    for i, d in enumerate(assigned):
-        index = stock[d]
-        earlier = assigned[:i].count(d)  # clients that have had their part of this domain
-        sharing = assigned.count(d)      # all clients of this domain
+    for i, name in enumerate(assigned):
+        index = stock[name]
+        earlier = assigned[:i].count(name)  # clients that have had their part of this domain
+        sharing = assigned.count(name)      # all clients of this domain
         if args.images_per_class:
             size = args.images_per_class
             piles = [index[y[index] == c] for c in np.unique(y)]
@@ -595,7 +592,7 @@ def by_domain(y, domain, domains, args, rng):
         elif args.domain_fraction:
             if args.domain_fraction * sharing > 1 + 1e-9:
                 fail(f"--domain-fraction {args.domain_fraction}: must be at most 1/{sharing}, "
-                     f"as {domains[d]} has {sharing} clients")
+                     f"as {name} has {sharing} clients")
             size = round(args.domain_fraction * len(index))
             part = index[earlier * size:(earlier + 1) * size]
         else:
@@ -605,8 +602,8 @@ def by_domain(y, domain, domains, args, rng):
 
 
 PARTITIONS = {"iid": iid, "dirichlet": dirichlet, "pathological": pathological, "dominant": dominant,
-              "missing": missing}  # and "domain": by_domain
-PARTITION_OF = {  # the one partition that reads a flag
+              "missing": missing, "domain": by_domain}
+PARTITION_OF = {  # the only partition that reads a flag
     "--beta": "dirichlet", "--classes-per-client": "pathological", "--dominant-share": "dominant",
     "--missing": "missing", "--domain-clients": "domain", "--domain-fraction": "domain", "--images-per-class": "domain"}
 
@@ -615,11 +612,11 @@ PARTITION_OF = {  # the one partition that reads a flag
 
 class Dataset(NamedTuple):
     x: torch.Tensor       # (N, 3, height, width) uint8
-    y: torch.Tensor       # (N,) class of each image, an index into `class_names`
+    y: torch.Tensor       # (N,) label of each image, an index into `class_names`
     domain: torch.Tensor  # (N,) domain of each image, an index into `domains`
     test: torch.Tensor    # (N,) bool: is it a test image?
     class_names: list
-    domains: list         # their names
+    domains: list         # names
 
 
 TORCHVISION = {"cifar10": "CIFAR10", "cifar100": "CIFAR100", "mnist": "MNIST", "fmnist": "FashionMNIST",
@@ -663,46 +660,40 @@ def domain_folders(folder):
 
 def image_folder(folder, size):
     """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
-    image_sets, rows = [], []  # a row: path, class, domain, whether it is a test image
+    rows = []  # of each image: path, class, domain, whether it is a test image
     for place in domain_folders(folder):
-        if place != folder and place.name in ("test", "validation"):  # its images would be trained on
+        if place != folder and place.name in ("test", "validation"):  # we would train on its images
             exit_without_data(folder, f"{place.name}/ is there, but no train/")
-        has_split = (place / "train").is_dir()
-        splits = ["train", "test"] if has_split else [""]  # "": the classes lie in the domain's folder itself
-        for split in splits:
-            if not any((place / split).glob("*/*")):
-                continue
-            images = torchvision.datasets.ImageFolder(place / split, loader=open_rgb, allow_empty=True)
-            if has_split:
-                is_test = [split == "test"] * len(images)
-            else:
-                is_test = test_images(folder.name, place.name, len(images))
-            for (path, label), chosen in zip(images.samples, is_test):
-                rows.append((path, images.classes[label], place.name, chosen))
-            image_sets.append(images)
+        if (place / "train").is_dir():
+            training, testing = image_files(place / "train"), image_files(place / "test")
+            paths = training + testing
+            is_test = [False] * len(training) + [True] * len(testing)
+        else:
+            paths = image_files(place)
+            is_test = test_images(folder.name, place.name, len(paths))
+        rows += [(path, path.parent.name, place.name, chosen) for path, chosen in zip(paths, is_test)]
     if not rows:
         exit_without_data(folder, "no folders of images there" if folder.is_dir() else "there is no such folder")
 
     paths, class_of_image, domain_of_image, is_test = zip(*rows)
-    paths_and_times = [(os.path.relpath(path, folder), os.stat(path).st_mtime_ns) for path in paths]
-    key = zlib.crc32(repr(paths_and_times).encode())
-    x, _ = decoded(image_sets, paths, size, folder.with_name(f"{folder.name}-{size}px.pt"), key)
-    classes, y = np.unique(class_of_image, return_inverse=True)
+    class_names, y = np.unique(class_of_image, return_inverse=True)
     domains, domain = np.unique(domain_of_image, return_inverse=True)
-    return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), classes.tolist(),
+    paths_and_times = [(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in paths]
+    key = zlib.crc32(repr(paths_and_times).encode())
+    cache = folder.with_name(f"{folder.name}-{size}px.pt")
+    x, _ = decoded(lambda i: (Image.open(paths[i]), 0), paths, size, cache, key)  # the labels are in y
+    return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), class_names.tolist(),
                    domains.tolist())
 
 
-def open_rgb(path):
-    """An image file -> PIL image in RGB. OSError if it has more than 8 bits a pixel: `convert` would make it white."""
-    with Image.open(path) as image:
-        if image.mode.startswith(("I", "F")):
-            raise OSError("it has more than 8 bits a pixel; save it with 8")
-        return image.convert("RGB")
+def image_files(folder):
+    """The images in a folder of classes, class by class -> [path]."""
+    endings = torchvision.datasets.folder.IMG_EXTENSIONS
+    return sorted(path for path in folder.glob("*/*") if path.suffix.lower() in endings)
 
 
 def test_images(dataset, domain, n):
-    """Which of a domain's n images are for testing -> [bool], the same for every seed.
+    """Which of a domain's n images are test images -> [bool], the same for every seed.
     PACS: ⌈0.3 n⌉ at random, which fits FedLSA's Table 3. Elsewhere: the last two of every ten files, as in FPL's code
     (github.com/WenkeHuang/RethinkFL), which fits FedLSA's Table 2 for office."""
     if dataset == "pacs":
@@ -711,22 +702,21 @@ def test_images(dataset, domain, n):
     return [i % 10 > 7 for i in range(n)]
 
 
-def decoded(image_sets, names, size, cache, key):
-    """The images of some of torchvision's data sets, resized -> RGB (n, 3, size, size) uint8, labels (n,).
-    names: of the images, for an error. The file `cache` keeps both tensors as long as `key` is the same."""
+def decoded(read, names, size, cache, key):
+    """Images resized to RGB (n, 3, size, size) uint8, and their labels (n,). read(i) gives a PIL image and its label;
+    names[i] is named in an error. The file `cache` keeps both tensors as long as `key` is the same."""
     if cache.exists():
         kept = torch.load(cache, weights_only=True)
         if kept.get("key") == key:
             return kept["tensors"]
     print(f"decoding {len(names):,} images (once) ...", flush=True)
-    all_images = torch.utils.data.ConcatDataset(image_sets)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
     labels = torch.zeros(len(names), dtype=torch.long)
 
     def decode_one(i):
         try:
-            image, label = all_images[i]
-            labels[i] = label
+            image, label = read(i)
+            labels[i] = int(label)
             pixels[i] = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
         except Exception as error:  # a damaged file may raise any
             sys.exit(f"cannot decode {names[i]}: {error}")
@@ -735,8 +725,8 @@ def decoded(image_sets, names, size, cache, key):
         for n, _ in enumerate(pool.map(decode_one, range(len(names))), start=1):
             show_progress(f"decoding {n:,}/{len(names):,}")
     tensors = (torch.from_numpy(pixels).permute(0, 3, 1, 2), labels)
-    if os.access(cache.parent, os.W_OK):  # the folder of a course may be read-only for its students
-        scratch = cache.with_suffix(f".{os.getpid()}")
+    if os.access(cache.parent, os.W_OK):  # a course's folder may be read-only for its students
+        scratch = cache.with_suffix(f".{os.getpid()}")  # renamed when it is complete
         torch.save({"key": key, "tensors": tensors}, scratch)
         scratch.replace(cache)
         print(f"kept in {cache} ({cache.stat().st_size / 1e6:.0f} MB)")
@@ -744,7 +734,7 @@ def decoded(image_sets, names, size, cache, key):
 
 
 def download(name, folder, size):
-    """One of torchvision's data sets. It is downloaded to <data>/torchvision."""
+    """One of torchvision's data sets, downloaded to <data>/torchvision."""
     root = folder.parent / "torchvision"
     dataset_class = getattr(torchvision.datasets, TORCHVISION[name])
     options = [{"train": True}, {"train": False}]
@@ -757,8 +747,9 @@ def download(name, folder, size):
     except Exception as error:
         exit_without_data(folder, f"not there, and the download failed; no internet? ({' '.join(str(error).split())})")
 
-    names = [f"image {i} of {name}" for i in range(sum(map(len, parts)))]
-    x, y = decoded(parts, names, size, root / f"{name}-{size}px.pt", name)
+    images = torch.utils.data.ConcatDataset(parts)
+    names = [f"image {i} of {name}" for i in range(len(images))]
+    x, y = decoded(lambda i: images[i], names, size, root / f"{name}-{size}px.pt", name)
     classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, where torchvision has them
     is_test = torch.arange(len(y)) >= len(y) - len(parts[-1])  # the last part
     return Dataset(x, y, torch.zeros_like(y), is_test, [str(label) for label in classes], [name])
@@ -775,8 +766,8 @@ CANVAS = 64  # pixels of the drawing, before it is reduced
 
 @functools.cache
 def glyphs(size=32):
-    """Digits in matplotlib's fonts in four domains, 200 of each class in each domain; of these every fourth is
-    a test image."""
+    """Digits in matplotlib's fonts and in four domains, 200 of each class in each domain; every fourth is a test
+    image."""
     x = torch.cat([draw_domain(name, 2000, size) for name in GLYPH_DOMAINS])
     index = torch.arange(len(x))
     test = index // 10 % 4 == 3
@@ -867,34 +858,25 @@ def draw_domain(name, n, size=32):
     image += 0.04 * torch.randn(n, 1, size, size)
     return image.clamp_(0, 1).mul_(255).round_().byte().expand(-1, 3, -1, -1)
 
-
 # ======================================================================================================
 # Part III. The frame. It logs, resumes and draws what the methods do, and reads the command line
 # ======================================================================================================
 
 # --- run folder -----------------------------------------------------------------------------------
 
+# Flags that do not change a run's numbers. args.json leaves them out, and they may be typed beside --resume.
+SIDE_FLAGS = ["data", "device", "workers", "checkpoint_every", "out", "name", "no_plots", "trials", "resume"]
+
+
 class Run:
-    """A run's folder with args.json, log.csv and checkpoint.pt, its clock and its printed lines.
-
-    A method of your own has to keep these rules, so that it can be reported and resumed:
-      * `modules` lists every network that lasts over rounds: the clients' own, the global one, the server's.
-      * Every tensor that lasts over rounds goes through `resume` once, before the first round, and through `checkpoint`
-        in each round. Without such tensors call both without `state`.
-      * A vector that each client keeps is a row of one tensor (clients, size). client_update returns the new row, and
-        main writes it to row client.id, as clients run in threads.
-      * Each round ends with `report`, then `checkpoint`, in this order: the checkpoint holds the round's row.
-        `scores` {name: accuracy in %} become columns acc_<name>. Tables and compare-*.png show the names "classifier",
-        "prototype", "anchor" and "test" alone; curves.png shows all, and further columns whose names end in "loss"."""
-
-    last_checkpoint = None  # the folder where it is; Ctrl-C names it
+    """A run's folder with args.json, log.csv and checkpoint.pt. The top of this file says when main calls what."""
 
     def __init__(self, args, modules):
         self.args = args
         self.modules = modules
         self.rows = []  # of log.csv
         self.folder = Path(args.resume) if args.resume else new_folder(args)
-        about = {"script": args.script, **settings_of(args, OF_THIS_CALL + OF_THIS_MACHINE)}
+        about = {name: value for name, value in vars(args).items() if name not in SIDE_FLAGS}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
 
     def resume(self, state=()):
@@ -911,16 +893,18 @@ class Run:
         return saved["state"]
 
     def rounds(self):
-        """The rounds that are still to run; the first of a run is 1."""
+        """The rounds that are still to run, beginning with 1."""
         for t in range(len(self.rows) + 1, self.args.rounds + 1):
-            self.began = time.time()  # `report` logs how long the round took
+            self.began = time.time()
             yield t
 
     def report(self, t, scores, losses, up, down, **extra):
         """End round t: log it and print a line. Exits with status 1 where a client's loss is not finite.
 
-        scores: {name: accuracy in %}, or {} where the round was not evaluated; losses: the clients', [tensor];
-        up, down: how many numbers all clients sent and received; extra: further columns of the log."""
+        scores: {name: accuracy in %}, or {} in a round without evaluation; they become columns acc_<name>. The final
+        tables show "classifier", "prototype", "anchor" and "test"; curves.png shows all.
+        losses: the clients', [tensor]; up, down: how many floats all clients sent and received; extra: further
+        columns, which curves.png shows if their names end in "loss"."""
         losses = torch.stack(losses)
         if not losses.isfinite().all():
             sys.exit(f"round {t}: a client's loss is not finite; lower --lr {self.args.lr:g} or a λ")
@@ -938,9 +922,8 @@ class Run:
         self.write_log()
 
         T = self.args.rounds
-        width = len(str(T))  # so that lines stand under each other
         minutes_left = (T - t) * np.mean([earlier["seconds"] for earlier in self.rows]) / 60
-        shown = [f"round {t:{width}}/{T}"]
+        shown = [f"round {t:{len(str(T))}}/{T}"]
         shown += [f"{name} {value:5.2f}" for name, value in scores.items()]
         shown.append(f"loss {row['loss']:.4f}")
         shown += [f"{name} {row[name]:.4g}" for name in extra]
@@ -952,7 +935,7 @@ class Run:
         """Write log.csv. A round without evaluation has empty cells."""
         scratch = self.folder / "log.tmp"  # renamed when it is complete: a kill loses nothing
         with open(scratch, "w", encoding="utf-8", newline="") as file:
-            columns = max(self.rows, key=len)  # those of a round that was evaluated
+            columns = max(self.rows, key=len)  # those of a round with evaluation
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
@@ -962,12 +945,11 @@ class Run:
         """Write checkpoint.pt every --checkpoint-every rounds and after the last (0: never). state: as in `resume`."""
         if not is_due(t, self.args.checkpoint_every, self.args):
             return
-        saved = {"script": self.args.script, "settings": settings_of(self.args, OF_THIS_CALL), "rows": self.rows,
-                 "state": state, "modules": [module.state_dict() for module in self.modules]}
+        saved = {"settings": vars(self.args), "rows": self.rows, "state": state,
+                 "modules": [module.state_dict() for module in self.modules]}
         scratch = self.folder / "checkpoint.tmp"  # renamed, so that there is always a complete one
         torch.save(saved, scratch)
         scratch.replace(self.folder / "checkpoint.pt")
-        Run.last_checkpoint = self.folder
 
 
 def new_folder(args):
@@ -982,25 +964,15 @@ def new_folder(args):
     return folder
 
 
-OF_THIS_CALL = ["device", "trials", "out", "name", "resume", "no_plots"]  # neither in checkpoint.pt nor in args.json
-# in checkpoint.pt, but may be typed anew; not in args.json, so that runs of two machines can be compared
-OF_THIS_MACHINE = ["data", "workers", "checkpoint_every"]
-
-
-def settings_of(args, without):
-    """The flags {name: value}, but those of the list `without` and the script's name, which is stored beside them."""
-    return {name: value for name, value in vars(args).items() if name != "script" and name not in without}
-
-
 def load_checkpoint(folder, script):
-    """The checkpoint.pt of a run of this script, as `Run.checkpoint` saved it. Nothing in the file is executed."""
+    """What `Run.checkpoint` saved in a folder, if this script did. Nothing in the file is executed."""
     try:
         saved = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
-        its_script = saved["script"]
+        its_script = saved["settings"]["script"]
     except Exception:  # a damaged file may raise any
         fail(f"--resume {folder}: no checkpoint.pt there (--checkpoint-every 0 leaves none), or a damaged one")
     if its_script != script:
-        fail(f"--resume {folder}: its checkpoint.pt is not one of {script}.py, it goes on with {its_script}.py")
+        fail(f"--resume {folder}: its checkpoint.pt is not one of {script}.py but of {its_script}.py")
     return saved
 
 
@@ -1010,8 +982,10 @@ def show_progress(text):
         print(f"\r{text:40}\r", end="", file=sys.stderr, flush=True)
 
 
+# --- the log and its last lines -------------------------------------------------------------------
+
 def read_log(folder):
-    """A run's log.csv -> {column: an array with a number for each round}, nan in rounds that were not evaluated."""
+    """A run's log.csv -> {column: an array with a number for each round}, nan in rounds without evaluation."""
     with open(Path(folder, "log.csv"), encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
@@ -1059,7 +1033,7 @@ def summarize(run):
         print(f"always answering a client's most frequent class: {most_frequent:.2f} %; "
               f"lead over it: {', '.join(leads)}")
     up, down, seconds = log["up"].sum(), log["down"].sum(), log["seconds"].sum()
-    print(f"traffic: {up:,.0f} numbers up, {down:,.0f} down; {seconds:.0f} s in all")
+    print(f"traffic: {up:,.0f} floats up, {down:,.0f} down; {seconds:.0f} s in all")
     print(f"everything is in {run.folder}")
     return results
 
@@ -1072,9 +1046,9 @@ MARKERS = "o^DvPX<>ph8Hd" * 10  # so that lines and groups can be told apart wit
 
 
 def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, tests=None):
-    """partition.png, curves.png and features.png; margins.png, too, where the server holds prototypes (G, D).
-    labels (G,): the prototypes' classes; without it there is one for each class. net, tests: the global model and the server's
-    test images by domain; without them every client has its own."""
+    """partition.png, curves.png and features.png; also margins.png where the server holds prototypes (G, D).
+    labels (G,): the prototypes' classes; without it there is one for each class. net, tests: the global model and the
+    server's test images by domain; without them every client has its own."""
     if run.args.no_plots:
         return
     show_progress("drawing pictures ...")
@@ -1082,28 +1056,35 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
         prototypes = torch.zeros(0, run.args.feature_dim)
     if labels is None:
         labels = torch.arange(len(prototypes), device=prototypes.device)
-    figures = {"partition": plot_partition(clients, data.class_names), "curves": plot_curves(read_log(run.folder))}
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
         note = f"{len(groups)} of {len(clients)} clients"
         if run.args.partition != "domain":
-            note += "; a client with few classes forms islands, with guidance, too"
+            note += "; a client with few classes forms islands, even with guidance"
     else:
         groups = {name: (net, images) for name, images in tests.items()}
         note = "a class with few points has few test images here"
-    figures["features"] = plot_features(groups, prototypes, labels, data.class_names, run.args.seed, note)
+
+    names = data.class_names
+    figures = {"partition": plot_partition(clients, names), "curves": plot_curves(read_log(run.folder)),
+               "features": plot_features(groups, prototypes, labels, names, run.args.seed, note)}
     if len(prototypes):
-        figures["margins"] = plot_margins(clients, prototypes, labels, data.class_names)
+        figures["margins"] = plot_margins(clients, prototypes, labels, names)
     for name, figure in figures.items():
         figure.suptitle(f"{run.folder.name}, {run.args.partition}, round {run.rows[-1]['round']}", fontsize="medium")
         figure.savefig(run.folder / f"{name}.png")
 
 
+def whole_numbers(axis):
+    """Ticks only at whole numbers, and not at every one where there are many."""
+    axis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
+
+
 def label_ticks(axis, names):
-    """Names as the ticks of an axis, at most forty of them."""
-    every = math.ceil(len(names) / 40)
-    axis.set_ticks(range(0, len(names), every), names[::every])
+    """Names as the ticks of an axis."""
+    whole_numbers(axis)
+    axis.set_major_formatter(lambda place, _: names[int(place)] if 0 <= place < len(names) else "")
     if axis.axis_name == "x" and max(map(len, names)) > 3:
         axis.set_tick_params(rotation=90)
 
@@ -1138,7 +1119,7 @@ def plot_curves(log):
         axis.plot(*curve(log, column), color=colour, marker=marker, label=column.removeprefix("acc_"))
     for axis, label in (left, "accuracy (%)"), (right, "loss"):
         axis.set(xlabel="round", ylabel=label)
-        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        whole_numbers(axis.xaxis)
         axis.legend()
     return figure
 
@@ -1156,9 +1137,9 @@ def in_two_dimensions(z, seed):
     return tsne.fit_transform(z.numpy()), "t-SNE of features"
 
 
-def plot_features(groups, prototypes, classes, names, seed, note=""):
+def plot_features(groups, prototypes, labels, names, seed, note=""):
     """Features of test images in the plane: a colour for each class, a marker for each group, and stars for the
-    server's prototypes (G, D) of classes (G,). groups {client or domain: (net, Images)}."""
+    server's prototypes (G, D) of classes labels (G,). groups {client or domain: (net, Images)}."""
     z, y, group = [], [], []
     for name, (net, images) in groups.items():
         index = generator(seed, "picture").permutation(len(images.y))[:math.ceil(900 / len(groups))]
@@ -1166,8 +1147,8 @@ def plot_features(groups, prototypes, classes, names, seed, note=""):
         y.append(images.y[index].cpu())
         group += [name] * len(index)
     points, method = in_two_dimensions(torch.cat([*z, prototypes.cpu()]), seed)
-    y = torch.cat([*y, classes.cpu()]).numpy()
-    group = np.array(group + ["server"] * len(classes))
+    y = torch.cat([*y, labels.cpu()]).numpy()
+    group = np.array(group + ["server"] * len(labels))
 
     markers = {**dict(zip(groups, MARKERS)), "server": "*"}
     frequent = np.bincount(y).argsort(kind="stable")[::-1][:10]  # the ten most frequent classes
@@ -1179,7 +1160,7 @@ def plot_features(groups, prototypes, classes, names, seed, note=""):
             size, edge = (180, "black") if name == "server" else (16, "none")
             x1, x2 = points[(y == c) & (group == name)].T
             axis.scatter(x1, x2, size, f"C{n}", marker=marker, edgecolor=edge, alpha=0.7)
-            if name == "server" and len(classes) <= len(names):
+            if name == "server" and len(labels) <= len(names):
                 for point in zip(x1, x2):  # a star with its class, for those who see no colours
                     axis.annotate(names[c], point, (7, 5), textcoords="offset points")
     for name, marker in markers.items():
@@ -1189,18 +1170,18 @@ def plot_features(groups, prototypes, classes, names, seed, note=""):
     return figure
 
 
-def margins(vectors, classes, C):
-    """The distance from each class to the nearest other class. vectors (G, D) of classes (G,); a class may have
+def margins(vectors, labels, C):
+    """The distance from each class to the nearest other class. vectors (G, D) of classes labels (G,); a class may have
     several -> (C,), inf for a class that is absent or alone."""
-    d = distances(vectors, vectors).masked_fill(classes == classes[:, None], math.inf)
+    d = distances(vectors, vectors).masked_fill(labels == labels[:, None], math.inf)
     nearest = np.full(C, math.inf)
-    for c in classes.unique().tolist():
-        nearest[c] = d[classes == c].min().item()
+    for c in labels.unique().tolist():
+        nearest[c] = d[labels == c].min().item()
     return nearest
 
 
-def plot_margins(clients, prototypes, classes, names):
-    """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D) of classes (G,)."""
+def plot_margins(clients, prototypes, labels, names):
+    """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D)."""
     C, table = len(names), []
     for client in clients:
         means, counts = class_means(client.net, client.train)
@@ -1212,7 +1193,7 @@ def plot_margins(clients, prototypes, classes, names):
     axis = figure.subplots()
     axis.plot(table.max(0), "^", label=f"class means, the largest of {len(clients)} clients")
     axis.plot(table.mean(0), "o", label="mean over the clients that have the class")
-    axis.plot(np.ma.masked_invalid(margins(prototypes, classes, C)), "*", markersize=12, label="server's vectors")
+    axis.plot(np.ma.masked_invalid(margins(prototypes, labels, C)), "*", markersize=12, label="server's vectors")
     axis.axhline(0, color="grey")
     label_ticks(axis.xaxis, names)
     axis.set(xlabel="class", ylabel="margin: distance to the nearest other class")
@@ -1223,35 +1204,30 @@ def plot_margins(clients, prototypes, classes, names):
 # --- comparing runs -------------------------------------------------------------------------------
 
 def compare(folders):
-    """For each data set and partition print a table of runs, and draw compare-<dataset>-<partition>.png.
-    Folders with the same name up to -s<seed> are one row, mean ± std over seeds, if their settings agree, too."""
-    tables = {}  # {data set and partition: {row: {seed: log}}}
-    first_settings = {}  # {row: those of its first run}
+    """For each data set and partition print a table of runs and draw compare-<dataset>-<partition>.png. Folders with
+    the same name up to -s<seed> share a row, mean ± std over seeds, if all their other settings agree."""
+    tables = {}           # {data set and partition: {row: {seed: log}}}
+    settings_of_row = {}
     for folder in map(Path, folders):
         if not (folder / "log.csv").exists():
             continue
         log = read_log(folder)
-        if not predictions(log):  # a run that goes on and has not been tested yet
+        if not predictions(log):  # no round has been tested yet
             continue
         settings = json.loads((folder / "args.json").read_text())
-        settings["number of rounds"] = len(log["round"])  # so a run that has not ended is a row of its own
+        settings["rounds"] = len(log["round"])  # a run that has not ended gets a row of its own
         seed = settings.pop("seed")
         row = str(folder).removesuffix(f"-s{seed}")
-        first = first_settings.setdefault(row, settings)
-        differing = [name for name in {**first, **settings} if first.get(name) != settings.get(name)]
-        if differing:
-            print(f"{folder}: a row of its own, as it differs from the first in {', '.join(differing)}")
+        if settings_of_row.setdefault(row, settings) != settings:
             row = str(folder)
-        title = f"{settings['dataset']}-{settings['partition']}"
-        table = tables.setdefault(title, {})
-        logs = table.setdefault(row, {})
-        logs[seed] = log
+        table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
+        table.setdefault(row, {})[seed] = log
     if not tables:
         fail("no run folders given; try: python common.py runs/*")
 
     for title, table in tables.items():
-        print(f"\n{title}; a best round is picked on validation images if there are any, else on test images;\n"
-              "lead: of the final accuracy over answering each client's most frequent class")
+        print(f"\n{title}; best rounds are picked on validation images if there are any, else on test images;\n"
+              "lead: final accuracy minus that of always answering each client's most frequent class")
         print("| run | seeds | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|")
         for row, logs in table.items():
             print_row(row, logs)
@@ -1269,8 +1245,8 @@ def print_row(row, logs):
         lead = ""
         if all("acc_most_frequent" in log for log in logs):
             lead = mean_std([score - np.nanmax(log["acc_most_frequent"]) for score, log in zip(final, logs)])
-        rounds = len(logs[0]["round"])
         by = "the global model" if kind == "test" else kind
+        rounds = len(logs[0]["round"])
         print(f"| {row} | {seeds} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} | {rounds} |")
 
 
@@ -1284,7 +1260,7 @@ def plot_comparison(title, table):
     for kind, axis in zip(kinds, panels):
         title_of_panel = "one global model" if kind == "test" else f"clients' own models, by {kind}"
         axis.set(title=title_of_panel, xlabel="round", ylabel="test accuracy (%)")
-        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        whole_numbers(axis.xaxis)
         for n, (row, logs) in enumerate(table.items()):
             logs = list(logs.values())
             if kind not in predictions(*logs):
@@ -1328,34 +1304,39 @@ share_or_zero = checked(float, lambda value: 0 <= value <= 1, "in [0, 1]")
 positive = checked(float, lambda value: 0 < value < math.inf, "finite and above 0")
 not_negative = checked(float, lambda value: 0 <= value < math.inf, "finite and at least 0")
 word = checked(str, lambda text: re.fullmatch(r"\w[\w.-]*", text), "a word of letters, digits, '.', '_' and '-'")
-not_empty = checked(str, bool, "a folder; is a variable unset?")
 
 
 def at_least(low, high=10**9):
     return checked(int, lambda value: low <= value <= high, f"at least {low} and at most {high}")
 
 
-def dataset_name(text):
-    """A type for argparse: "CIFAR-10" -> "cifar10", as all names that we know; others stay as they are."""
-    plain = re.sub("[-_]", "", text).lower()
-    known = {"glyphs", "digits", "cinic10", *TORCHVISION, *PIXELS}
-    return plain if plain in known else word(text)
-
-
 def domain_clients(text):
     """A type for argparse: "mnist:1,usps:4" -> {"mnist": 1, "usps": 4}."""
-    pairs = [pair.split(":") for pair in text.split(",")]
-    return {name: at_least(1)(n) for name, n in pairs}
+    numbers = {}
+    for pair in text.split(","):
+        name, n = pair.split(":")
+        if name in numbers:
+            raise argparse.ArgumentTypeError(f"{name} is there twice")
+        numbers[name] = at_least(1)(n)
+    return numbers
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """--help with defaults, where there are any."""
+
+    def _get_help_string(self, action):
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def make_parser(description):
     """The flags that all scripts share."""
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False,
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, formatter_class=HelpFormatter)
     parser.error = fail
 
     add = parser.add_argument_group("data").add_argument
-    add("--dataset", type=dataset_name, default="glyphs",
+    add("--dataset", type=word, default="glyphs",
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
@@ -1367,7 +1348,7 @@ def make_parser(description):
     add("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N", help="clients of each domain")
     add = group.add_argument
     add("--participation", type=share, default=1.0, help="ρ, share of the clients in a round")
-    add("--partition", choices=[*PARTITIONS, "domain"], default="dirichlet", help="how clients divide the images")
+    add("--partition", choices=list(PARTITIONS), default="dirichlet", help="how clients divide the images")
     add("--beta", type=positive, default=0.1, help="β of --partition dirichlet; the smaller, the more skewed")
     add("--classes-per-client", type=at_least(1), default=2, help="a client's classes with --partition pathological")
     add("--missing", type=at_least(0), default=1, help="how many classes a client lacks with --partition missing")
@@ -1380,23 +1361,22 @@ def make_parser(description):
     add("--model", choices=MODELS, default="cnn4", metavar="MODEL",
         help=f"an architecture or a group of them, dealt in turn: {', '.join(MODELS)}")
     add("--feature-dim", type=at_least(2, 65536), default=512, help="D, number of features, the size of a prototype")
-    add("--small-stem", action=argparse.BooleanOptionalAction, default=False, help="a 3x3 convolution begins ResNets")
+    add("--small-stem", action=argparse.BooleanOptionalAction, default=False, help="ResNets begin with a 3x3 convolution")
 
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
     add("--local-epochs", type=at_least(1), default=1, help="E, a client's epochs in a round")
     add("--batch-size", type=at_least(1), default=10, help="B, images in a minibatch")
-    add("--batches", choices=["all", "full", "fixed"], default="all",
-        help="full: a last, smaller batch is dropped; fixed: as full, and images are never shuffled")
+    add("--batches", choices=["all", "full"], default="all", help="full: drop a last, smaller batch")
     add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")
     add("--momentum", type=share_or_zero, default=0.0, help="momentum of SGD; its buffer starts empty in each round")
     add("--weight-decay", type=not_negative, default=0.0, help="weight decay of SGD")
 
     group = parser.add_argument_group("run")
     add = group.add_argument
-    add("--seed", type=at_least(0, 2**32 - 1), default=0, help="seed of all draws but glyphs and PACS's test images")
+    add("--seed", type=at_least(0, 2**32 - 1), default=0, help="random seed (glyphs and PACS's test split are fixed)")
     add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, or cuda:1")
-    add("--workers", type=at_least(0), default=0, help="clients that train side by side on a CPU; 0: one a core")
+    add("--workers", type=at_least(0), default=0, help="clients that train side by side on a CPU; 0: one per core")
     add("--eval-every", type=at_least(1), default=1, help="rounds from one evaluation to the next")
     add("--checkpoint-every", type=at_least(0), default=10, help="rounds from one checkpoint to the next; 0: none")
     add("--out", default="runs", help="folder of run folders")
@@ -1404,7 +1384,7 @@ def make_parser(description):
     add("--no-plots", action="store_true", help="draw no pictures")
     add = group.add_mutually_exclusive_group().add_argument
     add("--trials", type=at_least(1), default=1, help="run this many seeds, from --seed on; print mean ± std")
-    add("--resume", type=not_empty, metavar="FOLDER", help="go on with the run in this folder; --rounds may be larger")
+    add("--resume", metavar="FOLDER", help="go on with the run in this folder and its settings; --rounds may be larger")
     return parser
 
 
@@ -1413,17 +1393,15 @@ def choose_device(name):
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.ones(2, dtype=torch.float64, device=name).sum().item()  # a Mac's GPU has no float64, which we need
-    except (RuntimeError, AssertionError, TypeError) as error:
+        torch.ones(2, device=name).sum().item()
+    except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().split("\n")[0]
         fail(f"--device {name}: cannot be used ({reason}); try --device cpu")
     return name
 
 
-def preset(args, script, settings):
-    """What holds where nothing is typed: the settings of the resumed run, or those of the data set."""
-    if args.resume:
-        return load_checkpoint(args.resume, script)["settings"]
+def preset(args, settings):
+    """The settings of the data set, which hold where nothing is typed."""
     if args.dataset in settings:
         return settings[args.dataset]
     if "domains" in settings and len(domain_folders(Path(args.data, args.dataset))) > 1:
@@ -1436,28 +1414,32 @@ def parse(script, description, settings, add_flags, words=None):
     words = sys.argv[1:] if words is None else words
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
+    typed = [text.split("=")[0] for text in words if text.startswith("--")]
 
-    # The words are read twice. The first time only --dataset, --data and --resume count: they decide the preset.
-    # --help waits for the second time, so that it shows the preset's values.
+    # The first time only --dataset, --data and --resume count, which decide the defaults. --help waits for these.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
-    defaults = preset(first, script, settings)
+    if first.resume is None:
+        defaults = dict(preset(first, settings))
+        # only one flag of these pairs may be set: if one is typed, the preset of the other goes
+        for pair in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
+            if any(getattr(first, name) for name in pair):
+                defaults |= dict.fromkeys(pair)
+    else:
+        saved = load_checkpoint(first.resume, script)
+        defaults = saved["settings"] | dict(device="auto", no_plots=False, trials=1)
+        for flag in typed:
+            if flag[2:].replace("-", "_") not in [*SIDE_FLAGS, "rounds", "help"]:
+                fail(f"{flag}: may not be typed beside --resume, which goes on with that run's settings")
     parser.set_defaults(script=script, **defaults)
-    # of these pairs only one flag may be set: if one is typed, the preset of the other goes
-    for flag, rival in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
-        if getattr(first, flag) or getattr(first, rival):
-            parser.set_defaults(**{flag: None, rival: None})
     args = parser.parse_args(words)
 
-    typed = {text.split("=")[0] for text in words if text.startswith("--")}
+    if args.resume and args.rounds < len(saved["rows"]):
+        fail(f"--rounds {args.rounds}: {args.resume} has run {len(saved['rows'])} rounds already")
     for flag, partition in PARTITION_OF.items():
         if flag in typed and args.partition != partition:
             fail(f"{flag}: has no meaning with --partition {args.partition}")
     if args.clients is None and args.partition != "domain":
-        fail(f"--partition {args.partition}: needs --clients, too")
-    if args.resume:
-        for name, value in defaults.items():
-            if getattr(args, name) != value and name not in OF_THIS_MACHINE + ["rounds"]:
-                fail(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {value}, as in {args.resume}")
+        fail(f"--partition {args.partition}: also needs --clients")
     args.device = choose_device(args.device)
     return args
 
@@ -1471,13 +1453,10 @@ def run_script(script, description, main, settings, add_flags, words=None):
     results, seeds = [], range(args.seed, args.seed + args.trials)
     for seed in seeds:
         args.seed = seed
-        Run.last_checkpoint = args.resume
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            if Run.last_checkpoint:
-                sys.exit(f"\nstopped by Ctrl-C; --resume {Run.last_checkpoint} goes on from the last checkpoint")
-            sys.exit("\nstopped by Ctrl-C, without a checkpoint to go on from")
+            sys.exit("\nstopped; if the run's folder holds a checkpoint.pt, --resume FOLDER goes on from there")
     if args.trials > 1:
         for name in results[0]:
             print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")

@@ -17,7 +17,7 @@ def split(y, domain=None, **other):
                  dominant_share=0.46, domain_clients=None, domain_fraction=None, images_per_class=None)
     if domain is None:
         domain = np.arange(len(y)) % 3
-    return common.partition(y, domain, ["a", "b", "c"], SimpleNamespace(**{**usual, **other}))
+    return common.partition(y, np.array(["a", "b", "c"])[domain], SimpleNamespace(**{**usual, **other}))
 
 
 def class_table(y, parts, C):
