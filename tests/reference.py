@@ -62,16 +62,8 @@ def average_margin(points):
     """FedSA Eq. 6."""
     N = len(points)
     if N == 1:
-        return 0.0
+        return 0.0  # where Eq. 6 is 0/0
     return sum(euclidean(a, b) for a, b in itertools.permutations(points, 2)) / (N - 1) ** 2
-
-
-def nearest_margins(points):
-    """The distance from each point to its nearest other one."""
-    margins = []
-    for i, a in enumerate(points):
-        margins.append(min(euclidean(a, b) for j, b in enumerate(points) if j != i))
-    return margins
 
 
 # --- FINCH ----------------------------------------------------------------------------------------
