@@ -681,7 +681,11 @@ def image_folder(folder, size):
     paths_and_times = [(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in paths]
     key = zlib.crc32(repr(paths_and_times).encode())
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
-    x, _ = decoded(lambda i: (Image.open(paths[i]), 0), paths, size, cache, key)  # the labels are in y
+
+    def read(i):
+        with Image.open(paths[i]) as image:
+            return image.convert("RGB"), 0  # the labels are in y
+    x, _ = decoded(read, paths, size, cache, key)
     return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), class_names.tolist(),
                    domains.tolist())
 
@@ -1419,7 +1423,7 @@ def parse(script, description, settings, add_flags, words=None):
     # The first time only --dataset, --data and --resume count, which decide the defaults. --help waits for these.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     if first.resume is None:
-        defaults = dict(preset(first, settings))
+        defaults = dict(preset(first, settings), script=script)
         # only one flag of these pairs may be set: if one is typed, the preset of the other goes
         for pair in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
             if any(getattr(first, name) for name in pair):
@@ -1430,7 +1434,7 @@ def parse(script, description, settings, add_flags, words=None):
         for flag in typed:
             if flag[2:].replace("-", "_") not in [*SIDE_FLAGS, "rounds", "help"]:
                 fail(f"{flag}: may not be typed beside --resume, which goes on with that run's settings")
-    parser.set_defaults(script=script, **defaults)
+    parser.set_defaults(**defaults)
     args = parser.parse_args(words)
 
     if args.resume and args.rounds < len(saved["rows"]):
