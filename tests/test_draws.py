@@ -14,8 +14,7 @@ import common, fedfm, fedlsa, fedtgp
 # --- the seed decides -------------------------------------------------------------------------------
 
 def test_each_purpose_has_numbers_of_its_own():
-    """Catches: seed, purpose, round or client that does not matter: the server's first vectors would be those of a
-    client's first layer."""
+    """Catches: a seed, purpose, round or client that does not matter; numbers that differ at the same place."""
     drawn = []
     for seed, purpose in ((0, "server"), (0, "anchors"), (1, "server"), (0, "server")):
         with common.seeded(seed, purpose):
@@ -40,8 +39,7 @@ def test_participants():
 
 
 def test_minibatches():
-    """Catches: an image that an epoch takes twice or not at all, or with another's label; the same order in another
-    epoch, round, client or seed; --local-epochs, --batch-size or --batches ignored; a last batch of one image."""
+    """Catches: an image left out, another's label, the same order twice, a flag ignored, a last batch of one image."""
     images = common.Images(torch.arange(25).view(25, 1, 1, 1), torch.arange(25))
     args = SimpleNamespace(seed=0, local_epochs=2, batch_size=8, batches="all")
     orders = []
@@ -61,8 +59,7 @@ def test_minibatches():
 
 
 def test_training_and_test_images(monkeypatch):
-    """Catches: the same images held back for every seed or by every client, where the partition is the same; the first
-    or the last ones; another number."""
+    """Catches: the same places held back for every seed or client, the first or last ones, another number."""
     monkeypatch.setattr(common, "partition", lambda *_: np.arange(80).reshape(2, 40))
     x = torch.arange(80).byte().view(80, 1, 1, 1).expand(80, 3, 4, 4)
     nothing = torch.zeros(80, dtype=torch.long)
@@ -106,8 +103,7 @@ def test_dirichlet_gives_a_full_client_nothing_of_the_classes_that_follow(client
 
 @pytest.mark.parametrize("beta", [1.0, 3.0])
 def test_dirichlet_draws_its_shares_with_beta(beta):
-    """Catches: β doubled or halved, another distribution. The mean square of a share of Dir(β) is
-    (β + 1) / (K (Kβ + 1))."""
+    """Catches: β doubled or halved: the mean square of a share of Dir(β) is (β + 1) / (K (Kβ + 1))."""
     y = np.zeros(2000, int)
     tables = [class_table(y, clients=5, beta=beta, batch_size=1, seed=seed) for seed in range(250)]
     squares = (np.array(tables) / 2000) ** 2
@@ -116,15 +112,13 @@ def test_dirichlet_draws_its_shares_with_beta(beta):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_dirichlet_keeps_the_best_of_a_hundred_draws(seed):
-    """Catches: the last draw, where none gives every client 12 images, which is enough. In most draws somebody has
-    none."""
+    """Catches: the last draw kept where none gives everyone the 12 images that are enough."""
     smallest = class_table(np.arange(3000) % 10, clients=60, beta=0.1, seed=seed).sum(1).min()
     assert 2 < smallest < 12
 
 
 def test_pathological_cuts_a_class_anywhere():
-    """Catches: cuts from the first half of a class, or equal parts. The largest of five pieces between random cuts is
-    0.457 of the whole in the mean, the smallest 0.04."""
+    """Catches: equal parts or cuts in one half: of five pieces the largest is 0.457 in the mean."""
     y, flags = np.zeros(10000, int), dict(partition="pathological", clients=5, classes_per_client=1, batch_size=1)
     sizes = np.array([class_table(y, **flags, seed=seed).sum(1) for seed in range(300)]) / 10000
     assert sizes.sum(1) == pytest.approx(1)
@@ -170,8 +164,7 @@ def where_is_the_bar(images):
 
 
 def test_augment_turns_by_up_to_15_degrees_and_moves_by_up_to_4_pixels():
-    """Catches: another angle, degrees for radians, half or twice the shift, a shift in one direction, pixels between
-    two others, a border that is not black, the same draws for all images, colours of [0, 1]."""
+    """Catches: another angle or shift, mixed pixels, a border that is not black, the same draws for all images."""
     bar = torch.zeros(400, 3, 96, 96, dtype=torch.uint8)
     bar[:, :, 46:50, 24:72] = 255
     angles, away = where_is_the_bar(fedfm.augment(bar, np.random.default_rng(0)))
@@ -216,8 +209,7 @@ def test_augment_is_drawn_by_seed_round_and_client(monkeypatch):
 # --- FedFM: how well features separate --------------------------------------------------------------
 
 def test_cluster_quality_is_of_the_classes(monkeypatch):
-    """Catches: another number of clusters, the silhouette of the clusters for that of the classes, NMI of other labels,
-    images of the first domain only. Three heaps, which are the classes, or of which every class has its share."""
+    """Catches: another number of clusters, the silhouette of clusters, images of one domain only."""
     pytest.importorskip("sklearn")
     monkeypatch.setattr(fedfm, "extract", lambda net, x: x[:, :2, 0, 0])
     heaps, mixed = torch.arange(90) % 3, torch.arange(90) // 3 % 3

@@ -121,14 +121,12 @@ LOSSES = {  # name: the script's function, the reference
         lambda z, y, p, known: distance_loss(z, y, p, known, squared_between_directions)),
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
-only_known = pytest.mark.parametrize("name", [name for name in LOSSES if "fedproto" in name or "fedfm" in name])
 
 
 @every_loss
 @pytest.mark.parametrize("B, C, D", [(7, 4, 5), (1, 4, 3), (6, 1, 3), (5, 3, 1), (20, 9, 9)])
 def test_loss(name, B, C, D):
-    """Catches: another formula, a sum for a mean, a margin on the wrong classes or with the wrong sign, a class without
-    a prototype that takes part, a gradient that is cut off."""
+    """Catches: another formula, a sum for a mean, a margin on other classes, an absent class, a cut-off gradient."""
     ours, reference = LOSSES[name]
     rng = np.random.default_rng(B)
     z, y, p = rng.normal(size=(B, D)), rng.integers(C, size=B), rng.normal(size=(C, D))
@@ -154,17 +152,6 @@ def test_loss_of_equal_and_zero_vectors(name):
         loss.backward()
         agree(loss, reference(z, y, p, np.ones(3, bool)))
         assert features.grad.isfinite().all()
-
-
-@only_known
-def test_loss_ignores_the_row_of_an_absent_class(name):
-    """Catches: what stands in the row of an absent class in a mean or a softmax."""
-    ours, _ = LOSSES[name]
-    z, y, known = torch.randn(6, 4), torch.arange(6) % 3, torch.tensor([True, False, True])
-    p = torch.randn(3, 4)
-    far_away = p.clone()
-    far_away[1] = 1e6
-    assert ours(z, y, p, known) == ours(z, y, far_away, known)
 
 
 # --- losses of anchors ------------------------------------------------------------------------------
@@ -204,9 +191,10 @@ def test_fedsa_eq8_classifier_calibration(C, D):
 @several_sizes
 def test_fedlsa_eq3_anchor_classification(C, D):
     """Catches: a sum for a mean, the classifier's bias left out."""
-    weight, bias = torch.randn(C, D, dtype=torch.float64), torch.randn(C, dtype=torch.float64)
+    rng = np.random.default_rng(C + D)
+    weight, bias = rng.normal(size=(C, D)), rng.normal(size=C)
     for a in anchors_of(C, D):
-        agree(fedlsa.anchor_classification(tensor(a), weight, bias), calibration(a, weight.tolist(), bias.tolist()))
+        agree(fedlsa.anchor_classification(tensor(a), tensor(weight), tensor(bias)), calibration(a, weight, bias))
 
 
 @several_sizes
@@ -454,8 +442,7 @@ def test_distances_far_from_the_origin():
 
 
 def test_accuracy_of_personal_models():
-    """Catches: a mean over clients for one over images, training images tested or counted, columns exchanged, the most
-    frequent class of the test images, an unknown class predicted."""
+    """Catches: a mean over clients, not images; training images tested; other columns; an unknown class predicted."""
     torch.manual_seed(3)
     prototypes, known = torch.tensor([[0.0], [20.0], [40.0]]), torch.tensor([True, False, True])
     clients, right, total = [], [0, 0, 0], 0
@@ -510,8 +497,7 @@ several_federations = pytest.mark.parametrize("K, C, D", [(5, 6, 4), (1, 5, 3), 
 
 
 def uploads_of(K, C, D):
-    """Uploads (K, C, D), counts (K, C), each class's owners. Nobody has class C // 2. What stands in the row of a
-    class that a client lacks must not matter."""
+    """Uploads (K, C, D), counts (K, C), each class's owners. Nobody has class C // 2. Absent rows are 1e6."""
     rng = np.random.default_rng(K)
     counts = rng.integers(1, 40, size=(K, C)) * (rng.random((K, C)) < 0.6) * (np.arange(C) != C // 2)
     uploads = rng.normal(size=(K, C, D))
@@ -551,8 +537,7 @@ def test_fedsa_eq10_ema(alpha, K, C, D):
 @several_federations
 @pytest.mark.parametrize("aggregate", ["weighted", "uniform"])
 def test_fedfm_eq9_new_anchors(aggregate, K, C, D):
-    """Catches: counts left out or those of another class, a class that nobody has moved or forgotten; uniform:
-    clients that lack a class do not stand for its old anchor, or do so where there is none."""
+    """Catches: counts left out, a class that nobody has moved; uniform: lacking clients without the old anchor."""
     uploads, counts, owners = uploads_of(K, C, D)
     rng = np.random.default_rng(K + 70)
     old, had = rng.normal(size=(C, D)), rng.random(C) < 0.5
@@ -622,8 +607,7 @@ def test_fedsa_eq6_average_margin(N):
 
 @pytest.mark.parametrize("scale", [0.01, 100])
 def test_fedsa_eq6_margin_of_a_client(scale, monkeypatch):
-    """Catches: the smaller margin, one after training, the zeros of absent classes in it. Anchors near 0 have a
-    smaller margin than the client's class means, anchors far away a larger one."""
+    """Catches: the smaller of client's and anchors' margin, one after training, zeros of absent classes in it."""
     net, given = tiny_net(4), []
     monkeypatch.setattr(fedsa, "average_margin", lambda points: tensor(average_margin(points.tolist())))
 
@@ -677,8 +661,7 @@ def test_fedplcc_finch_pass_and_end(n, D):
 
 
 def test_fedplcc_finch_by_hand():
-    """Catches: FINCH that differs from a case worked by hand. Directions of 0, 1, 20, 22, 90, 93 degrees: each has the
-    other of its pair as neighbour. In the next pass all would merge."""
+    """Catches: FINCH that differs from a case worked by hand: pairs of directions, 0, 1, 20, 22, 90, 93 degrees."""
     degrees, sizes = tensor([0, 1, 20, 22, 90, 93]), tensor([1, 1, 3, 1, 1, 1])
     x = torch.stack([degrees.deg2rad().cos(), degrees.deg2rad().sin()], 1)
     assert fedplcc.connected_components(torch.tensor([1, 0, 1, 4, 3])).tolist() == [0, 0, 0, 1, 1]
@@ -689,8 +672,6 @@ def test_fedplcc_finch_by_hand():
     means, totals = fedplcc.finch(x[:3], sizes[:3])  # the first pass merges all: that is the result
     assert totals.tolist() == [5]
     agree(means[0], (x[0] + x[1] + 3 * x[2]) / 5)
-    opposite = fedplcc.finch(torch.cat([x, -7 * x]), torch.cat([sizes, sizes]))
-    assert len(opposite[0]) == 2
     for ties in (x * 0, x[[0] * 6]):  # whatever the clusters are, they add up
         means, totals = fedplcc.finch(ties, sizes)
         agree(totals @ means, sizes @ ties)
@@ -698,8 +679,7 @@ def test_fedplcc_finch_by_hand():
 
 @pytest.mark.parametrize("C", [1, 4])
 def test_fedplcc_finch_of_each_class(C):
-    """Catches: classes clustered together, sizes or labels of others; cosines in float32, which all round to 1 for
-    features that differ by a ten-thousandth."""
+    """Catches: classes clustered together, others' sizes or labels; float32, which cannot tell near vectors apart."""
     rng = np.random.default_rng(C)
     x, y, sizes = 1 + 1e-4 * rng.normal(size=(40, 8)).astype(np.float32), rng.integers(C, size=40), rng.integers(1, 9, 40)
     rows = []
@@ -780,8 +760,7 @@ class Table(torch.nn.Module):
 
 
 def test_fedtgp_eq10_server_update(monkeypatch):
-    """Catches: zeros of absent classes trained on, momentum or weight decay of the clients, an epoch too few, losses
-    of other epochs, prototypes of before the last step (Eqs. 5, 10). All uploads are one batch."""
+    """Catches: zeros of absent classes, momentum, an epoch too few, losses of other epochs, prototypes a step old."""
     def loss_of(p, labels, prototypes, margin):
         return (margin * (p - prototypes[labels]).square()).sum()
     monkeypatch.setattr(fedtgp, "margin_contrastive", loss_of)
@@ -801,8 +780,7 @@ def test_fedtgp_eq10_server_update(monkeypatch):
 
 
 def test_fedtgp_eq10_server_batches(term):
-    """Catches: an upload left out or twice, with another's label, the same order in each epoch, round or seed, a
-    smaller batch dropped."""
+    """Catches: an upload left out or twice, another's label, the same order in each epoch, round or seed."""
     owned = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 0, 0, 0]]) > 0
     uploads = torch.arange(36.0).view(3, 4, 3)
     orders = []
@@ -821,8 +799,7 @@ def test_fedtgp_eq10_server_batches(term):
 
 
 def test_fedlsa_eq5_server_update(monkeypatch):
-    """Catches: a term left out, α ignored, another optimizer, a step too few, a classifier that is trained as well,
-    anchors of before the last step."""
+    """Catches: a term or α left out, another optimiser, a step too few, anchors a step old, a trained classifier."""
     def first_term(anchors, weight, bias):
         return (anchors @ weight.T + bias).square().mean()
 
@@ -851,8 +828,7 @@ def test_fedlsa_nearest_cosine():
 
 
 def test_fedsa_make_anchors():
-    """Catches: A uniform and not normal, a layer left out, in Ā = A W + b and in the two layers with BatchNorm and
-    ReLU."""
+    """Catches: A uniform and not normal, a layer, BatchNorm or ReLU left out of the embedding."""
     anchors = {}
     for projection in ("none", "linear", "mlp"):
         with common.seeded(0, "anchors"):

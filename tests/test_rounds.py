@@ -31,8 +31,7 @@ WORDS = ("--partition domain --clients 4 --domain-fraction 1 --model resnet4 --i
 
 
 def small_dataset(train, test):
-    """Images by tables of how many a domain (row) has of a class (column). Each class has its own pattern; no two
-    images are equal."""
+    """Images by tables of how many a domain (row) has of a class (column). No two are equal."""
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 128, (train.shape[1], 3, 16, 16))
     x, y, domain, is_test = [], [], [], []
@@ -81,8 +80,7 @@ def train_at_random(script, client, t, scale):
 
 @pytest.fixture
 def play(run, monkeypatch):
-    """play(script, words) -> a story: its clients, args and, by round, the models of all clients when it began
-    (models), what participants were given (given), their models before and after (before, after), what they sent."""
+    """play(script, words) -> its clients, args, rows of the log, and by round what participants were given and did."""
     monkeypatch.setattr(torchvision.models, "ResNet", TinyResNet)
     monkeypatch.setattr(fedfm, "cluster_quality", lambda *_: "")  # it takes longer than a run here
 
@@ -192,8 +190,7 @@ def number_of_classes(t):
 # --- the rounds -------------------------------------------------------------------------------------
 
 def test_fedproto_round(play):
-    """Catches: Eq. 3 with a missing weight, over the wrong clients or classes; prototypes of a round ago sent or
-    tested; known not updated; a class lost for a round; traffic of another round; an unknown class predicted."""
+    """Catches: Eq. 3 over other clients, prototypes a round old, a class lost, an unknown class predicted."""
     story = play("fedproto")
     prototypes, known = np.zeros((C, D)), np.zeros(C, bool)
     for t, seen in story.rounds.items():
@@ -210,8 +207,7 @@ def test_fedproto_round(play):
 
 @pytest.mark.parametrize("projection, scale", [("mlp", 1), ("linear", 1), ("none", 20)])
 def test_fedsa_round(projection, scale, play):
-    """Catches: Eq. 3 without counts, Eq. 10 the wrong way round or for classes not seen; anchors of a round ago; anchors
-    of absent classes left out of traffic or prediction; the same anchors for every seed, --projection ignored."""
+    """Catches: Eqs. 3, 10 over other clients or classes, anchors a round old or not by --seed, absent ones lost."""
     story = play("fedsa", f"--alpha 0.7 --projection {projection}", scale=scale)  # 20: absent classes are nearer
     with common.seeded(3, "anchors"):
         anchors = fedsa.make_anchors(C, D, projection).numpy().astype(float)
@@ -226,8 +222,7 @@ def test_fedsa_round(projection, scale, play):
 
 @pytest.mark.parametrize("words", ["", "--margin-rule nearest --tau 1.5", "--no-mlp"])
 def test_fedtgp_round(words, play):
-    """Catches: a margin of other uploads; the server begun anew in each round, the same for every seed, with other
-    uploads; not all C prototypes sent, from round 1 on, or used to predict; counts in the traffic; a flag ignored."""
+    """Catches: other uploads, a server begun anew or not by --seed, not all prototypes sent, --no-mlp."""
     story = play("fedtgp", words + " --lr 0.05 --server-epochs 3 --batch-size 4")
     with common.seeded(3, "server"):
         net = fedtgp.GlobalPrototypes(C, D, "no-mlp" in words)
@@ -246,8 +241,7 @@ def test_fedtgp_round(words, play):
 
 
 def test_fedlsa_round(play):
-    """Catches: anchors trained on another round's classifier, begun anew, after the clients, the same for every seed;
-    unweighted averages; a participant that begins with old weights; the anchors left out of the traffic."""
+    """Catches: anchors by an old classifier, begun anew or not by --seed; unweighted averages; old weights."""
     story = play("fedlsa", "--alpha 0.3 --tau 0.4 --lr 0.3 --momentum 0.8 --server-steps 3 --lam 0.5")
     model, size = story.rounds[1].models[0], common.model_size(story.net)
     with common.seeded(3, "server"):
@@ -266,8 +260,7 @@ def test_fedlsa_round(play):
 
 @pytest.mark.parametrize("words", ["", "--uniform-weights", "--lam-contra 0 --lam-corr 1", "--lam-corr 0"])
 def test_fedplcc_round(words, play):
-    """Catches: clusters of other models than the trained ones, of other rounds; unweighted averages; a participant that
-    begins with old weights; clusters or their weights left out of the traffic, G of another round."""
+    """Catches: clusters of other models or rounds, unweighted averages, old weights, G of another round."""
     story = play("fedplcc", words)
     model, size = story.rounds[1].models[0], common.model_size(story.net)
     prototypes = fedplcc.Prototypes(*fedplcc.no_prototypes(D, "cpu"))
@@ -318,8 +311,7 @@ def check_anchors(seen, want):
 
 @pytest.mark.parametrize("aggregate, warmup", [("weighted", 0), ("uniform", 0), ("weighted", 2)])
 def test_fedfm_round(aggregate, warmup, play):
-    """Catches: anchors of local instead of global models, of the round before, unweighted, of all clients; a class lost
-    for a round; a warm-up one round too long or short; unweighted averages; traffic; validation on participants only."""
+    """Catches: anchors by local models, a round old, of all clients; another warm-up; validation on participants."""
     story = play("fedfm", f"--aggregate {aggregate} --warmup {warmup} --validation 0.25")
     model, size, anchors = story.rounds[1].models[0], common.model_size(story.net), no_anchors()
     for t, seen in story.rounds.items():
@@ -342,9 +334,7 @@ def test_fedfm_round(aggregate, warmup, play):
                                    "--model-every 2 --warmup 2 --aggregate uniform", "--model-every 3 --warmup 0",
                                    "--model-every 2 --warmup 0 --lam 0"])
 def test_fedfm_lite_round(words, play):
-    """Catches: anchors of the global model, or that serve in this round or in the one after the next; models that
-    travel down in another than every a-th round, up in another than a - 1 rounds later and the last, or that do not
-    rest in between; class means where no round matches."""
+    """Catches: anchors of the global model or of another round; models that travel in other rounds, or do not rest."""
     story = play("fedfm", f"--lite --validation 0 {words}")
     every, warmup, uniform = story.args.model_every, story.args.warmup, "uniform" in words
     model, size, anchors = story.rounds[1].models[0], common.model_size(story.net), no_anchors()
@@ -373,8 +363,7 @@ FEDAVG = [("fedlsa", "--lam 0"), ("fedlsa", "--lam 0 --no-sphere"), ("fedplcc", 
 
 @pytest.mark.parametrize("script, words", FEDAVG)
 def test_fedavg_round(script, words, play):
-    """Catches: anything but models by their numbers of images that travels where a global method is without its
-    terms; a server that trains anchors for nobody."""
+    """Catches: more than models that travels where the terms are off, unweighted averages, a server that trains."""
     story = play(script, words, rounds=2)
     model, size = story.rounds[1].models[0], common.model_size(story.net)
     for t, seen in story.rounds.items():
@@ -418,8 +407,7 @@ def test_number_of_participants(K, share, size):
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_give_results_in_the_clients_order(workers):
-    """Catches: results in the order in which clients begin or end. Models would be averaged with the sizes of others.
-    Gradients that stay in memory."""
+    """Catches: results in the order in which clients end (models weighted by others' sizes), gradients that stay."""
     clients = []
     for i, n in enumerate((3, 9, 5, 7)):
         clients.append(common.Client(i, common.Images(None, torch.zeros(n)), net=torch.nn.Linear(1, 1)))
@@ -449,9 +437,7 @@ def client_with(net, y, id=0):
 
 @every_script
 def test_client_update(script, monkeypatch):
-    """Catches: a flag of the optimiser ignored, momentum kept from the round before, a model in eval mode, batches of
-    another round or client, an epoch too few, --prox ignored, another loss in the log; class means before training or
-    of some images; another model sent. Two rounds, computed by hand."""
+    """Catches: a flag ignored, momentum kept, eval mode, other batches, other class means or models sent."""
     module = __import__(script)
     torch.manual_seed(0)
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(4))
@@ -502,8 +488,7 @@ PARTITIONS = ["iid", "dirichlet --beta 5", "missing --missing 1", "pathological 
 @pytest.mark.parametrize("words", PARTITIONS)
 @pytest.mark.parametrize("script, share", [("fedproto", 0.25), ("fedlsa", 0.0), ("fedfm", 0.25)])
 def test_no_image_is_where_it_must_not_be(script, share, words):
-    """Catches: an image in two clients' training sets, in a training and a test set, or the server's test images (or
-    the validation images) in training; another label; two clients with one model; another share held back."""
+    """Catches: an image held twice, training on held-out images, another label or share, two clients with one model."""
     data = small_dataset(np.array([[20] * C, [14] * C]), np.array([[7] * C, [9] * C]))._replace(domains=["a", "b"])
     if "domain" not in words:
         words += " --clients 3"
