@@ -123,8 +123,8 @@ LOSSES = {  # name: the script's function, the reference
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
-@every_loss
 @pytest.mark.parametrize("B, C, D", [(7, 4, 5), (1, 4, 3), (6, 1, 3), (5, 3, 1), (20, 9, 9)])
+@every_loss
 def test_loss(name, B, C, D):
     """Catches: another formula, a sum for a mean, a margin on other classes, an absent class, a cut-off gradient."""
     ours, reference = LOSSES[name]
@@ -465,15 +465,29 @@ def test_accuracy_of_personal_models():
     assert common.evaluate_personal(clients, prototypes, 1, args, known=known) == {}
 
 
-def test_accuracy_of_the_global_model():
-    """Catches: a mean over images for one over domains, another domain's images, an evaluation in a round without."""
+def net_that_answers_1_above_10():
     net = pixel_net(2)
     net.classifier.weight.data, net.classifier.bias.data = torch.tensor([[0.0], [1.0]]), torch.tensor([10.0, 0.0])
-    tests = {"a": pixels([5, 15, 25, 35], [0, 0, 1, 1]), "b": pixels([5, 15], [1, 0])}  # class 1 above 10
+    return net
+
+
+def test_accuracy_of_the_global_model():
+    """Catches: a mean over images for one over domains, another domain's images, an evaluation in a round without."""
+    net = net_that_answers_1_above_10()
+    tests = {"a": pixels([5, 15, 25, 35], [0, 0, 1, 1]), "b": pixels([5, 15], [1, 0])}
     args = SimpleNamespace(eval_every=2, rounds=3)
     assert common.evaluate_global(net.train(), tests, 3, args) == {"test": 37.5, "a": 75, "b": 0}
     assert common.evaluate_global(net, {"a": tests["a"]}, 2, args) == {"test": 75}
     assert common.evaluate_global(net, tests, 1, args) == {}
+
+
+def test_fedfm_validation():
+    """Catches: a mean over images for one over clients, a client without validation images that counts."""
+    net, clients = net_that_answers_1_above_10(), []
+    for values, y in (([5, 15, 25, 35], [0, 0, 1, 1]), ([5], [1]), ([], [])):
+        clients.append(common.Client(len(clients), pixels([1], [0]), val=pixels(values, y), net=net))
+    assert fedfm.validate(net, clients) == {"validation": 37.5}
+    assert fedfm.validate(net, clients[2:]) == {}
 
 
 @pytest.mark.parametrize("K", [1, 2, 7])

@@ -355,6 +355,7 @@ def test_fedfm_lite_round(words, play):
             up += sent
         check_traffic(story, t, up, down)
         check_global(story, t, model)
+        assert "acc_validation" not in story.rows[t]
 
 
 FEDAVG = [("fedlsa", "--lam 0"), ("fedlsa", "--lam 0 --no-sphere"), ("fedplcc", "--lam-contra 0 --lam-corr 0"),
