@@ -1,27 +1,26 @@
 """FedFM: Anchor-based Feature Matching for Data Heterogeneity in Federated Learning.
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
-With heterogeneous data every client learns a feature space of its own, and averaging their models mixes them up. FedFM
-gives all clients the same anchors, the mean feature vector of each class, and matches every feature to the anchor of
-its class. So the feature spaces agree before the models are averaged.
+With heterogeneous data every client learns a feature space of its own, so their models do not average well. FedFM gives
+all clients the same anchors, the mean feature vector of each class, and matches every feature vector to the anchor of
+its class.
 
 One round (m participants, C classes, C_k of them at client k, D features, |w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
-  3. The server averages them, weighted by the counts, and sends these anchors (Eq. 9). C · D floats to each
-  4. Each participant trains the model on cross-entropy + λ · matching (Eqs. 2 and 10): contrastive guiding
-     (Section IV-C) draws a feature to the anchor of its class and away from the others.
+  3. The server averages them, weighted by the counts, and sends these anchors (Eq. 9). D floats per anchor to each
+  4. Each participant trains the model on cross-entropy + λ · matching (Eqs. 2 and 10). Contrastive guiding (Section
+     IV-C), the matching, pulls a feature vector to the anchor of its class and away from the others.
   5. It sends the model, and the server averages the models (Eq. 11).                  |w| floats
-Rounds 1 to T_s are FedAvg's, without steps 2 and 3. The global model is tested on the server's test images.
+The global model is then tested on the server's test images. Rounds 1 to T_s are plain FedAvg.
 
-The paper's settings: 10 clients, all of them in each of 100 rounds; 10 epochs in batches of 64; learning rate 0.01,
-momentum 0.9, weight decay 1e-5; α = 0.1. The best round is picked on 20 % of each client's images, held out.
+Settings: 10 clients, all of them in each of 100 rounds; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning
+rate 0.01; λ = 50, T_s = 20 (both tuned); temperature α = 0.1. The best round is picked on 20 % of a client's images.
 What we changed
-  Anchors  are scaled to length 1, as features are: the authors' code does so.
-  Uploads  have the means of a client's own classes only.
+  Anchors  are scaled to length 1 as well as features, as in the authors' code.
+  Uploads  hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  λ and T_s: it tunes them; ours are 50 and 20, which it calls better in general.
-FedFM-Lite (--lite) sends class means along with the trained model; they become the next round's anchors.
+  Normalisation, augmentation, the class shares of NIID-2 and NIID-3; ours are those of the authors' code.
 Equations and deviations: .github/papers/fedfm.md. Results: .github/results/README.md.
 
     python fedfm.py                                                    built-in glyphs in four domains, about a minute
@@ -49,7 +48,7 @@ class Anchors(NamedTuple):
 
 class Upload(NamedTuple):
     model: dict         # the trained model's state_dict
-    loss: torch.Tensor  # mean over its batches; only for the log
+    loss: torch.Tensor  # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -101,9 +100,9 @@ def fedfm_round(net, chosen, anchors, t, args):
         up += floats_sent(counts, args)
         down += len(chosen) * anchors.known.sum() * args.feature_dim
 
-    # the same as [client_update(client, guides, t, args) for client in chosen], several at a time
-    guides = anchors if matching else None
-    uploads = for_each_client(client_update, chosen, guides, t, args, workers=args.workers)
+    given = anchors if matching else None
+    # the same as [client_update(client, given, t, args) for client in chosen], several at a time
+    uploads = for_each_client(client_update, chosen, given, t, args, workers=args.workers)
     net.load_state_dict(average_of(uploads, chosen))                                       # Eq. 11
     return anchors, uploads, up, down
 
@@ -119,6 +118,7 @@ def local_anchors(chosen, args):
 
 
 def local_class_means(client):
+    """class_means in the form that for_each_client calls."""
     return class_means(client.net, client.train)
 
 
@@ -168,21 +168,22 @@ def contrastive_guiding(z, y, anchors, temperature):
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
     logits = (cosine / temperature).masked_fill(~anchors.known, -1e9)  # not -inf: inf · 0 would be nan below
     losses = F.cross_entropy(logits, y, reduction="none")             # (B,)
-    counted = anchors.known[y]
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+    has_anchor = anchors.known[y]
+    return (losses * has_anchor).sum() / has_anchor.sum().clamp(min=1)
 
 
 def squared_distance(z, y, anchors):
-    """Eq. 3: ‖u − v‖², u a feature and v the anchor of its class, both scaled to length 1; mean over the samples whose
-    class has an anchor. Shapes as above -> scalar."""
+    """Eq. 3: ‖z_b − a_y‖², both scaled to length 1, mean over the samples whose class has an anchor.
+
+    z (B, D), y (B,) -> scalar."""
     difference = F.normalize(z, dim=1) - F.normalize(anchors.vectors, dim=1)[y]
     losses = difference.square().sum(1)                               # (B,)
-    counted = anchors.known[y]
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+    has_anchor = anchors.known[y]
+    return (losses * has_anchor).sum() / has_anchor.sum().clamp(min=1)
 
 
 def proximal(net, start):
-    """FedProx's term (Section VII-D.2): ½ ‖w − w_start‖². start: the initial parameters, [tensor] -> scalar."""
+    """FedProx's term (Section VII-D.2): ½ ‖w − w_start‖². start: the parameters before training, [tensor] -> scalar."""
     return 0.5 * sum((w - s).square().sum() for w, s in zip(net.parameters(), start))
 
 
@@ -191,8 +192,8 @@ def proximal(net, start):
 def new_anchors(local_means, counts, anchors, aggregate):
     """Eq. 9: a_c = Σ_k n_kc a_kc / Σ_k n_kc over the participants. A class that none of them has keeps its anchor.
 
-    aggregate "uniform": the plain mean of Section VII-D.1. There a participant that lacks a class counts with the old
-    anchor, once there is one.
+    aggregate "uniform": the plain mean of Section VII-D.1. There a participant that lacks a class sends the old
+    anchor for it, if there is one.
     local_means (m, C, D), counts (m, C) -> Anchors."""
     shares = counts
     if aggregate == "uniform":
@@ -217,20 +218,20 @@ def floats_sent(counts, args):
     """How many floats the participants send for the anchors. counts (m, C)."""
     if args.aggregate == "uniform":
         return counts.numel() * args.feature_dim                      # C means from each, and no counts
-    return (counts > 0).sum() * (args.feature_dim + 1)                # those of a client's classes, and their counts
+    return (counts > 0).sum() * (args.feature_dim + 1)                # means of its own classes, and their counts
 
 
 # --- FedFM-Lite -------------------------------------------------------------------------------------
 
 def lite_round(net, clients, chosen, anchors, t, args):
-    """A round of FedFM-Lite, with one exchange (Section VI) -> what fedfm_round returns.
+    """A round of FedFM-Lite, one handshake instead of two (Section VI) -> what fedfm_round returns.
 
-    All clients download the model in rounds 1, a + 1, ...; participants upload theirs in rounds a, 2a, ... and the
-    last. In between the global model does not change, and every client keeps its own. Class means come from the
-    client's own trained model. Round 1 has no anchors yet and never matches."""
+    With a = --model-every all clients download the model in rounds 1, a + 1, ...; participants upload theirs in rounds
+    a, 2a, ... and the last. In between the global model does not change, and every client keeps its own. Class means
+    come from the client's own trained model."""
     models_down = (t - 1) % args.model_every == 0
     models_up = t % args.model_every == 0 or t == args.rounds
-    matching = args.lam > 0 and t > max(1, args.warmup)
+    matching = args.lam > 0 and t > args.warmup and t > 1             # round 1 has no anchors
     next_round_matches = args.lam > 0 and args.warmup < t + 1 <= args.rounds
 
     up = 0
@@ -239,8 +240,8 @@ def lite_round(net, clients, chosen, anchors, t, args):
         down += len(clients) * model_size(net)
         for client in clients:
             client.net.load_state_dict(net.state_dict())
-    guides = anchors if matching else None
-    uploads = for_each_client(client_update, chosen, guides, t, args, workers=args.workers)
+    given = anchors if matching else None
+    uploads = for_each_client(client_update, chosen, given, t, args, workers=args.workers)
     if models_up:
         up += len(chosen) * model_size(net)
         net.load_state_dict(average_of(uploads, chosen))                                   # Eq. 11
@@ -287,8 +288,8 @@ def augment(x, rng):
 
 
 def cluster_quality(net, tests, seed):
-    """A line to print: how well classes separate in the features (Table V), by the NMI of K-means clusters with the
-    classes and the silhouette of the classes. We take 2,000 test images; the paper gives no number. Needs
+    """A line on how well classes separate in the features (Table V): the NMI of K-means clusters with the classes, and
+    the classes' silhouette. We take 2,000 test images; the paper does not say how many. Needs
     scikit-learn."""
     try:
         from sklearn.cluster import KMeans
@@ -308,7 +309,7 @@ def cluster_quality(net, tests, seed):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's Section VII-A, where no comment says otherwise
+BASE = dict(                # the paper's Section VII-A, unless a comment says otherwise
     clients=10,
     participation=1.0,
     partition="dirichlet",  # NIID-1
@@ -317,7 +318,7 @@ BASE = dict(                # the paper's Section VII-A, where no comment says o
     model="resnet18",
     feature_dim=512,
     rounds=100,             # T
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=10,        # E
     batch_size=64,
     lr=0.01,
@@ -343,7 +344,7 @@ DOMAINS = dict(             # not from a paper
 )
 SETTINGS = {
     "default": BASE,        # cifar10 among others
-    "cinic10": dict(BASE, dominant_share=0.5),                        # 0.5: from the authors' code
+    "cinic10": dict(BASE, dominant_share=0.5),                        # from the authors' code
     # Table III's 23,705 thousand weights are those of a ResNet50 that begins with a 3x3 convolution, as in the authors'
     # code; the augmentation is from there as well
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
@@ -363,7 +364,7 @@ NORMALISATION = {           # mean and standard deviation of the channels; not i
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 10, weight of the matching; 0: FedAvg")
     group.add_argument("--match", choices=["cg", "l2"],
-                       help="cg: contrastive guiding; l2: squared distance, Eq. 3 (the authors' code: --lam 0.0977)")
+                       help="cg: contrastive guiding; l2: squared distance, Eq. 3")
     group.add_argument("--temperature", type=positive, help="α of contrastive guiding")
     group.add_argument("--warmup", type=at_least(0), help="T_s, rounds of FedAvg before matching begins")
     group.add_argument("--aggregate", choices=["weighted", "uniform"],

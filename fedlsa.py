@@ -1,28 +1,28 @@
 """FedLSA: Beyond Federated Prototype Learning: Learnable Semantic Anchors with Hyperspherical Contrast for
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
-Clients hold images of different domains: photos, sketches, ... Prototypes averaged from their features carry marks of
-the domains and lie close together. So FedLSA's server learns one anchor per class without any client's features: the
-averaged classifier should tell the anchors apart, and they should keep away from each other. Clients gather their
-features around the anchor of their class, on the unit sphere.
+Clients hold images of different domains: photos, sketches, ... Prototypes averaged from their features keep traces of
+the domains and move close together. So FedLSA's server learns one anchor per class without any client's features: the
+global classifier should recognise the anchors, and they should lie far apart. Clients gather their features around the
+anchor of their class, on the unit sphere.
 
-One round (m participants, C classes, L features, |w| floats in the model):
-  1. The server trains its anchors for E_s steps: cross-entropy of the frozen global classifier (L_ACE, Eq. 3)
-     + α · separation of the anchors (L_SEP, Eq. 4).
-  2. It sends the global model and the anchors.                                        |w| + C · L floats to each
-  3. Each participant trains the model on cross-entropy (Eq. 9) + λ · compactness around the anchors (L_COM, Eq. 8).
+One round (m participants, C classes, D features, the paper's L; |w| floats in the model):
+  1. The server trains its anchors for E_s steps (the paper: epochs): cross-entropy of the frozen global classifier
+     (L_ACE, Eq. 3) + α · closeness of the anchors (L_SEP, Eq. 4).
+  2. It sends the global model and the anchors.                                        |w| + C · D floats to each
+  3. Each participant trains the model on cross-entropy (Eq. 9) + λ · contrast with the anchors (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-The paper's settings: ten clients, all of them in each of 100 rounds; E_c = 5 epochs in batches of 64; E_s = 500;
-α = 0.02 or 0.4, λ = 0.1 or 0.7, temperature τ = 0.1 or 0.2.
+Settings: ten clients, all of them in each of 100 rounds; E_c = 5 epochs in batches of 64; E_s = 500; weights α, λ and
+temperature τ tuned over {0.02, 0.4}, {0.1, 0.7} and {0.1, 0.2}.
 What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1. Eq. 6 needs that, and without it Eq. 4 has no lower bound.
 What the paper leaves open
-  The optimiser, a client's share of its domain, which α, λ and τ belong to which data set: see the settings below.
-  The averaging weights: the clients' numbers of images.
-Compare with --lam 0 as well as with FedAvg: features of length 1 alone, without anchors, are a strong baseline.
+  The optimiser's settings, layer sizes, a client's share of its domain, which α and τ belong to which data set.
+  The averaging weights; ours are the clients' numbers of images.
+Features of length 1 alone, without anchors (--lam 0), are a strong baseline: compare with both.
 Equations and deviations: .github/papers/fedlsa.md. Results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -45,20 +45,20 @@ from common import (Net, Run, at_least, average, build_encoder, draw_pictures, e
 
 class Upload(NamedTuple):
     model: dict         # the trained model's state_dict
-    loss: torch.Tensor  # mean over its batches; only for the log
+    loss: torch.Tensor  # mean over the client's batches; only for the log
 
 
 def main(args):
     data = load_dataset(args)
     net = build_sphere_net(data, args)                                # the global model
     clients, tests = make_federation(data, net, args)
-    C, L, net_size = len(data.class_names), args.feature_dim, model_size(net)
+    C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
     with seeded(args.seed, "server"):
-        anchor_net = AnchorNet(C, net.projector.in_features, L).to(args.device)            # trained on in each round
+        anchor_net = AnchorNet(C, net.projector.in_features, D).to(args.device)           # each round trains it further
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models that a checkpoint keeps
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    anchors = anchor_net().detach()                                   # (C, L)
+    anchors = anchor_net().detach()                                   # (C, D); with λ = 0 they stay, unused
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -79,7 +79,7 @@ def main(args):
         up = len(chosen) * net_size
         down = len(chosen) * net_size
         if args.lam > 0:
-            down += len(chosen) * C * L
+            down += len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down, **server_log)
         run.checkpoint(t)
 
@@ -105,10 +105,10 @@ def client_update(client, anchors, t, args):
 
 
 def local_loss(net, x, y, anchors, args):
-    """Eq. 10 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, L) -> scalar."""
+    """Eqs. 9 and 10 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, D) -> scalar."""
     h = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(h), y)                                  # Eq. 9
-    if args.lam == 0:                                                 # FedAvg
+    if args.lam == 0:                                                 # no anchors
         return cross_entropy
     if args.compactness == "l2":
         return cross_entropy + args.lam * l2_distance(h, y, anchors)
@@ -119,12 +119,12 @@ def compactness(h, y, anchors, tau):
     """L_COM, Eq. 8: cross-entropy over the logits h_b · a_c / τ, mean over the batch. It follows from von Mises-Fisher
     distributions around the anchors (Eqs. 6 and 7).
 
-    h (B, L) and anchors (C, L) on the sphere, y (B,) -> scalar."""
+    h (B, D) and anchors (C, D) on the sphere, y (B,) -> scalar."""
     return F.cross_entropy(h @ anchors.T / tau, y)
 
 
 def l2_distance(h, y, anchors):
-    """In place of L_COM, the ablation "L2 norm" of Table 5: ‖h_b − a_{y_b}‖, mean over the batch. The paper has no
+    """In place of L_COM, the row of Tables 4 and 5 without it: ‖h_b − a_{y_b}‖, mean over the batch. The paper has no
     formula for it. Shapes as in compactness -> scalar."""
     return (h - anchors[y]).norm(dim=1).mean()
 
@@ -132,22 +132,22 @@ def l2_distance(h, y, anchors):
 # --- the server -------------------------------------------------------------------------------------
 
 class AnchorNet(nn.Module):
-    """A = nor(Θ(R)) -> (C, L). R (C, I) and the two layers of Θ are trained; I is the number of the encoder's outputs.
+    """A = nor(Θ(R)) -> (C, D). R (C, I) and the two layers of Θ are trained; I is the size of the encoder's output.
 
     In the paper A = Θ(R), without nor. The standard normal R, the ReLU and the hidden width I are our choices."""
 
-    def __init__(self, C, I, L):
+    def __init__(self, C, I, D):
         super().__init__()
         self.R = nn.Parameter(torch.randn(C, I))
-        self.theta = nn.Sequential(nn.Linear(I, I), nn.ReLU(), nn.Linear(I, L))
+        self.theta = nn.Sequential(nn.Linear(I, I), nn.ReLU(), nn.Linear(I, D))
 
     def forward(self):
         return F.normalize(self.theta(self.R), dim=1)
 
 
 def server_update(anchor_net, classifier, args):
-    """Train the anchors against the frozen global classifier (Eq. 5) -> A (C, L) after the last step, and the loss
-    before that step. The optimizer is new in each round.
+    """Train the anchors against the frozen global classifier (Eq. 5) -> the trained anchors A (C, D), and the loss
+    of the last step. The optimizer is new in each round.
 
     The paper has E_s epochs; we read each as one step on all C anchors. Algorithm 1 gives both sides one learning
     rate; ours share momentum and weight decay as well."""
@@ -166,7 +166,7 @@ def server_update(anchor_net, classifier, args):
 def anchor_classification(anchors, weight, bias):
     """L_ACE, Eq. 3: cross-entropy of the global classifier on the anchors, mean over classes.
 
-    anchors (C, L), the classifier's weight (C, L) and bias (C,) -> scalar."""
+    anchors (C, D), the classifier's weight (C, D) and bias (C,) -> scalar."""
     labels = torch.arange(len(anchors), device=anchors.device)
     return F.cross_entropy(F.linear(anchors, weight, bias), labels)
 
@@ -174,17 +174,17 @@ def anchor_classification(anchors, weight, bias):
 def anchor_separation(anchors, tau):
     """L_SEP, Eq. 4: the mean over i of log( 1/(C − 1) Σ_{j≠i} exp(a_i · a_j / τ) ).
 
-    In the paper τ divides the exponential, which only adds the constant −log τ. anchors (C, L) -> scalar."""
+    In the paper τ divides the exponential, which only adds the constant −log τ. anchors (C, D) -> scalar."""
     C = len(anchors)
     if C == 1:
         return anchors.new_zeros(())                                  # nothing to separate
-    similarity = anchors @ anchors.T / tau                            # (C, C)
-    similarity.fill_diagonal_(-math.inf)                              # leaves out j = i
-    return (similarity.logsumexp(dim=1) - math.log(C - 1)).mean()
+    logits = anchors @ anchors.T / tau                                # (C, C)
+    logits.fill_diagonal_(-math.inf)                                  # leaves out j = i
+    return (logits.logsumexp(dim=1) - math.log(C - 1)).mean()
 
 
 def nearest_cosine(anchors):
-    """The largest cosine between two of the anchors (C, L), for the log: how close the nearest two are."""
+    """The largest cosine between two of the anchors (C, D), for the log."""
     cosine = anchors @ anchors.T
     cosine.fill_diagonal_(-1)                                         # no anchor is its own neighbour
     return cosine.max()
@@ -195,10 +195,10 @@ def nearest_cosine(anchors):
 class SphereNet(Net):
     """Encoder, projector and classifier, the paper's psi, varphi and phi.
 
-    features(x)    h = nor(projector(encoder(x))); nor divides by the length. images (B, 3, height, width) -> (B, L)
+    features(x)    h = nor(projector(encoder(x))); nor scales to length 1. images (B, 3, height, width) -> (B, D)
     classifier(h)  logits (B, C)
 
-    on_sphere False leaves out nor, for FedAvg."""
+    on_sphere=False leaves out nor; with λ = 0 that is FedAvg."""
 
     def __init__(self, encoder, projector, classifier, on_sphere):
         super().__init__(encoder, classifier, projector.out_features, classifier.out_features)
@@ -207,7 +207,7 @@ class SphereNet(Net):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)          # (B, I) the encoder's output
-        h = self.projector(z)                                         # (B, L)
+        h = self.projector(z)                                         # (B, D)
         if self.on_sphere:
             h = F.normalize(h, dim=1)
         return h
@@ -216,9 +216,9 @@ class SphereNet(Net):
 def build_sphere_net(data, args):
     """SphereNet with random initial weights, on the device.
 
-    The paper: two convolutions and three linear layers. Ours: the encoder of --model (cnn4: 5x5 convolutions with 32
-    and 64 channels and a linear layer to I = 512), then one linear layer each for projector and classifier."""
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # another name would draw other weights
+    The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
+    convolutions with 32 and 64 channels, a linear layer to I = 512), and one linear layer each for the other two."""
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # the name seeds the draw
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, args.feature_dim)
         classifier = nn.Linear(args.feature_dim, len(data.class_names))
@@ -228,14 +228,14 @@ def build_sphere_net(data, args):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's "Implementation Details", where no comment says otherwise
+BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
     clients=None,           # one for each domain; the paper's ten are in SETTINGS below
     participation=1.0,      # Algorithm 1
     partition="domain",     # "Datasets"
-    model="cnn4",           # the encoder; with projector and classifier it has two convolutions and three linear layers
-    feature_dim=128,        # L; not in the paper
+    model="cnn4",           # the encoder
+    feature_dim=128,        # the paper's L, without a value
     rounds=100,             # T
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=5,         # E_c
     batch_size=64,
     lr=0.01,                # not in the paper: from FPL's code (github.com/WenkeHuang/RethinkFL)
@@ -244,15 +244,15 @@ BASE = dict(                # the paper's "Implementation Details", where no com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper has two values each for α, λ and τ and does not say which data set uses which. Domain fractions are FPL's on
-# digits and office, a guess on PACS.
+# The paper has two values each for α, λ and τ; only for office it says that a smaller λ does worse. Domain fractions
+# are those of FPL's code, on PACS those of a later benchmark by its authors.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {
     "digits": dict(VALUES_FOR_DIGITS, domain_fraction=0.01,
                    domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # "Datasets"
     # ten clients get the domains in turn: on office amazon 3, caltech 3, dslr 2, webcam 2
-    "office": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.2, image_size=32),     # 32, 225: Table 1
+    "office": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.2, image_size=32),     # 32 and 225 pixels: Table 1
     "pacs": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.3, image_size=225),
     # not from the paper: other folders with domains, other data sets, glyphs
     "domains": VALUES_FOR_OFFICE,

@@ -1,33 +1,33 @@
-"""FedPLCC: An Enhanced Federated Prototype Learning Method under Domain Shift (Federated Prototype Learning
-with Convergent Clusters). Kuang, Guo, Liang, Zhang. 2024.
+"""FedPLCC, Federated Prototype Learning with Convergent Clusters: An Enhanced Federated Prototype Learning Method
+under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 
-As in FedPLVM, a class has several prototypes: clients cluster the features of each class with FINCH, and the server
-clusters the clusters' means. In FedPLVM a cluster of a few outliers counts as much as a large one; here a prototype has
-a weight, its share of its class's images. And there prototypes of distant domains attract a feature as well; here only
-the share φ of its class's prototypes does, those with the largest similarity × weight.
+As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
+and the server clusters the clusters' means. New here: a prototype is weighted by its share of its class's images, so
+that a few outliers count little. And a feature is attracted only by the share φ of its class's prototypes that score
+highest in similarity × weight; those of distant domains are left out.
 
-One round (m participants, D features, |w| floats in the model, J_k clusters of client k, G prototypes):
-  1. The server sends the model and its prototypes.                                    |w| + G · (D + 1) floats to each
+One round (D features, |w| floats in the model):
+  1. The server sends the model and its G prototypes; in round 1 there are none.       |w| + G · (D + 1) floats to each
   2. Each participant trains the model on cross-entropy (Eq. 5) + λ1 · contrast between classes (L_contra, Eq. 6)
-     + λ2 · attraction to the share φ (L_corr, Eq. 8).
-  3. It clusters its features (Eq. 9) and sends the model, the clusters' means and sizes.  |w| + J_k · (D + 1) floats
-  4. The server averages the models, clusters the means (Eq. 10) and weighs the prototypes (Eq. 11).
+     + λ2 · attraction within the class (L_corr, Eq. 8).
+  3. It clusters its features (Eq. 9) and sends the model and J clusters' means and sizes.   |w| + J · (D + 1) floats
+  4. The server averages the models, clusters the means (Eq. 10) and weights the prototypes (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-The paper's settings: one client per domain with about 300 images; ResNet10, D = 512; 50 rounds (office: 100); E = 10;
-learning rate 0.01, momentum 0.9, weight decay 1e-5; φ = 0.5, τ = 0.07, α = 0.5, λ2 = 10 λ1.
+Settings: one client per domain with 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
+τ = 0.07; power α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
 What we changed
-  Eq. 5   is a mean over a batch, as Eqs. 6 and 8 are; the paper prints a sum. So λ1 and λ2 may weigh differently.
+  Eq. 5   is a mean over a batch, not a sum over the client's images, so our λ1 and λ2 may not be on the paper's scale.
 What the paper leaves open
-  E: Table I says epochs, and so do we; Section IV also says iterations.
-  FINCH: it stops at the last partition with several clusters, as in FedPLVM's code; sizes weigh its means.
-  Batches of 32, 64 pixels, no augmentation.
+  E: we take epochs, as in Table I; Section IV also says iterations. τ: Section IV also calls 0.55 optimal.
+  FINCH: we keep its last pass that leaves several clusters, as in FedPLVM's code, and weight its means by size.
+  Batches of 32, images of 64 pixels, the ResNet's first layer.
 Equations and deviations: .github/papers/fedplcc.md. Results: .github/results/README.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset office                             Table III (digit5: Table II, domainnet: Table IV)
     python fedplcc.py --dataset office --lam-contra 0              FedAvg
-    python fedplcc.py --uniform-weights --phi 1 --alpha 0.25       without weights and φ, as in FedPLVM
+    python fedplcc.py --uniform-weights --phi 1                    without weights; all prototypes of a class attract
 """
 
 from typing import NamedTuple
@@ -43,7 +43,7 @@ from common import (Run, average, build_net, draw_pictures, evaluate_global, ext
 class Clusters(NamedTuple):
     vectors: torch.Tensor  # (J, D) means of clusters
     labels: torch.Tensor   # (J,) the class of each
-    sizes: torch.Tensor    # (J,) how many images are in each: W_local of Eq. 9, W_global of Eq. 10
+    sizes: torch.Tensor    # (J,) how many images are in each; the paper calls them weights, W_local and W_global
 
 
 class Prototypes(NamedTuple):
@@ -54,7 +54,8 @@ class Prototypes(NamedTuple):
 
 class Upload(NamedTuple):
     model: dict            # the trained model's state_dict
-    loss: torch.Tensor     # mean over its batches; only for the log
+    clusters: Clusters
+    loss: torch.Tensor     # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -65,8 +66,8 @@ def main(args):
     fedavg = args.lam_contra == 0 and lambda_2(args) == 0             # then no prototypes travel
 
     run = Run(args, modules=[net])                                    # modules: the models that a checkpoint keeps
-    saved = run.resume(no_prototypes(D, args.device))                 # with --resume: those of the checkpoint
-    prototypes = Prototypes(*saved)                                   # in round 1 there are none: G = 0
+    # in round 1 there are none; with --resume: those of the checkpoint
+    prototypes = Prototypes(*run.resume(no_prototypes(D, args.device)))
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -81,9 +82,9 @@ def main(args):
         net.load_state_dict(average(models, num_images))
         up = len(chosen) * net_size
         if not fedavg:
-            clusters = for_each_client(local_clusters, chosen, workers=args.workers)       # Eq. 9, of trained models
+            clusters = [upload.clusters for upload in uploads]
             prototypes = global_prototypes(clusters, args.uniform_weights)                 # Eqs. 10, 11
-            up += sum(len(sent.vectors) for sent in clusters) * (D + 1)
+            up += sum(len(of_client.vectors) for of_client in clusters) * (D + 1)
 
         scores = evaluate_global(net, tests, t, args)
         run.report(t, scores, [upload.loss for upload in uploads], up, down, prototypes=len(prototypes.vectors))
@@ -96,13 +97,13 @@ def main(args):
 def no_prototypes(D, device):
     """G = 0 prototypes: vectors (0, D), labels (0,), weights (0,)."""
     labels = torch.zeros(0, dtype=torch.long, device=device)
-    return torch.zeros(0, D, device=device), labels, torch.zeros(0, device=device)
+    return Prototypes(torch.zeros(0, D, device=device), labels, torch.zeros(0, device=device))
 
 
 # --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, prototypes, t, args):
-    """Train the client's copy of the global model for E epochs (Eq. 4) -> Upload."""
+    """Train the client's copy of the global model for E epochs (Eq. 4), then cluster its features (Eq. 9) -> Upload."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
@@ -113,7 +114,9 @@ def client_update(client, prototypes, t, args):
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return Upload(client.net.state_dict(), torch.stack(losses).mean())
+
+    clusters = local_clusters(client.net, client.train)                                    # Eq. 9; unused with FedAvg
+    return Upload(client.net.state_dict(), clusters, torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, prototypes, args):
@@ -125,17 +128,17 @@ def local_loss(net, x, y, prototypes, args):
     if len(prototypes.vectors) == 0:                                  # in round 1, and with FedAvg
         return cross_entropy
 
-    own = prototypes.labels == y[:, None]                             # (B, G): is prototype g of the class of sample b?
-    has_prototype = own.any(1)                                        # (B,)
-    counted = has_prototype.sum().clamp(min=1)
+    same_class = prototypes.labels == y[:, None]                      # (B, G): is prototype g of the class of sample b?
+    has_prototype = same_class.any(1)                                 # (B,)
     s = similarity(z, prototypes.vectors, args.alpha)                                      # Eq. 7
-    l_contra = (contrast(s, own, prototypes.weights, args.tau) * has_prototype).sum() / counted      # Eq. 6
-    l_corr = (attraction(s, own, prototypes.weights, args.phi) * has_prototype).sum() / counted      # Eq. 8
-    return cross_entropy + args.lam_contra * l_contra + lambda_2(args) * l_corr
+    l_contra = contrast(s, same_class, prototypes.weights, args.tau)                       # Eq. 6
+    l_corr = attraction(s, same_class, prototypes.weights, args.phi)                       # Eq. 8
+    terms = args.lam_contra * l_contra + lambda_2(args) * l_corr                           # (B,)
+    return cross_entropy + (terms * has_prototype).sum() / has_prototype.sum().clamp(min=1)
 
 
 def lambda_2(args):
-    """λ2: what is typed, else the paper's 10 λ1."""
+    """λ2: --lam-corr, or the paper's 10 λ1."""
     if args.lam_corr is not None:
         return args.lam_corr
     return 10 * args.lam_contra
@@ -150,51 +153,51 @@ def similarity(z, vectors, alpha):
     return cosine.clamp(min=1e-6) ** alpha
 
 
-def contrast(s, own, weights, tau):
+def contrast(s, same_class, weights, tau):
     """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s/τ) W_g / Σ_g exp(s/τ) W_g ).
 
-    s (B, G), own (B, G) bool, weights (G,) -> (B,); ignore samples whose class has no prototype."""
+    s (B, G), same_class (B, G) bool, weights (G,) -> (B,), meaningless where the class has no prototype."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    logits_of_own = logits.masked_fill(~own, -1e9)                    # not -inf: inf · 0 would be nan in local_loss
-    return logits.logsumexp(1) - logits_of_own.logsumexp(1)
+    own_logits = logits.masked_fill(~same_class, -1e9)                # not -inf: inf · 0 would be nan in local_loss
+    return logits.logsumexp(1) - own_logits.logsumexp(1)
 
 
-def attraction(s, own, weights, phi):
+def attraction(s, same_class, weights, phi):
     """L_corr, Eq. 8, of each sample: −Σ of the ⌈φ n⌉ largest s_α W_g among the n prototypes of its class.
 
-    s (B, G), own (B, G) bool, weights (G,) -> (B,)."""
-    ranked = (s * weights * own).sort(1, descending=True).values      # s > 0, so other classes come last, with 0
+    s (B, G), same_class (B, G) bool, weights (G,) -> (B,)."""
+    ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
     rank = torch.arange(len(weights), device=s.device)
-    kept = rank < ceil_of_share(phi, own.sum(1))[:, None]             # the first ⌈φ n⌉ of each row
+    kept = rank < ceil_of_share(phi, same_class.sum(1))[:, None]             # the first ⌈φ n⌉ of each row
     return -(ranked * kept).sum(1)
 
 
 def ceil_of_share(phi, n):
-    """⌈φ n⌉ of counts n (B,). In floats 0.07 * 100 is slightly above 7; the last factor takes that back."""
+    """⌈φ n⌉ of counts n (B,). In floats φ n may be slightly above a whole number; the last factor undoes that."""
     return (phi * n * (1 - 1e-6)).ceil()
 
 
-def local_clusters(client):
+def local_clusters(net, images):
     """Eq. 9: the features of a client's training images, in eval mode, clustered class by class -> Clusters."""
-    features = extract(client.net, client.train.x)
+    features = extract(net, images.x)
     one_image_each = torch.ones(len(features), device=features.device)
-    return cluster_by_class(features, client.train.y, one_image_each)
+    return cluster_by_class(features, images.y, one_image_each)
 
 
 # --- the server -------------------------------------------------------------------------------------
 
 def global_prototypes(clusters, uniform_weights):
-    """Eqs. 10 and 11: the clients' clusters, clustered again class by class; the weights of a class sum to 1.
+    """Eqs. 10 and 11: cluster the clients' clusters again, class by class, and weight the results.
 
     clusters: [Clusters], one for each participant -> Prototypes; all weights are 1 with --uniform-weights."""
-    vectors = torch.cat([sent.vectors for sent in clusters])
-    labels = torch.cat([sent.labels for sent in clusters])
-    sizes = torch.cat([sent.sizes for sent in clusters])
-    union = cluster_by_class(vectors, labels, sizes)                                       # Eq. 10
-    weights = prototype_weights(union.sizes, union.labels)                                 # Eq. 11
+    vectors = torch.cat([of_client.vectors for of_client in clusters])
+    labels = torch.cat([of_client.labels for of_client in clusters])
+    sizes = torch.cat([of_client.sizes for of_client in clusters])
+    merged = cluster_by_class(vectors, labels, sizes)                                      # Eq. 10
+    weights = prototype_weights(merged.sizes, merged.labels)                               # Eq. 11
     if uniform_weights:
         weights = torch.ones_like(weights)
-    return Prototypes(union.vectors, union.labels, weights)
+    return Prototypes(merged.vectors, merged.labels, weights)
 
 
 def prototype_weights(sizes, labels):
@@ -206,23 +209,23 @@ def prototype_weights(sizes, labels):
 # --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -----------------------------------------------
 
 def cluster_by_class(x, y, sizes):
-    """FINCH*, FINCH with sizes, on the vectors of each class.
+    """Run FINCH* (FINCH with sizes) on the vectors of each class.
 
     x (N, D), y (N,), sizes (N,): how many images each vector stands for -> Clusters; their sizes are sums of these."""
-    vectors, labels, totals = [], [], []
+    vectors, labels, cluster_sizes = [], [], []
     for c in y.unique():
         of_class = y == c
-        # float64: in float32 the cosines of nearly equal features all round to 1
-        means, total = finch(x[of_class].double(), sizes[of_class].double())
-        vectors.append(means.float())
-        labels.append(c.expand(len(total)))
-        totals.append(total.float())
-    return Clusters(torch.cat(vectors), torch.cat(labels), torch.cat(totals))
+        # float64, and on the CPU: in float32 the cosines of nearly equal features all round to 1
+        means, total = finch(x[of_class].cpu().double(), sizes[of_class].cpu().double())
+        vectors.append(means.float().to(x.device))
+        labels.append(c.expand(len(means)))                           # class c, once per cluster
+        cluster_sizes.append(total.float().to(x.device))
+    return Clusters(torch.cat(vectors), torch.cat(labels), torch.cat(cluster_sizes))
 
 
 def finch(x, sizes):
-    """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on, as long as that leaves at
-    least two clusters.
+    """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on. The first pass always counts,
+    a later one only if it leaves at least two clusters.
 
     x (N, D), sizes (N,) -> means (J, D), their sizes (J,)."""
     means, sizes = merge_neighbours(x, sizes)
@@ -259,12 +262,12 @@ def connected_components(nearest):
         linked = (label == label[i]) | (label == label[j])            # the components of i and j
         label[linked] = label[linked].min()                           # become one
     _, number = torch.unique(label, return_inverse=True)
-    return number.to(nearest.device)
+    return number
 
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's Section IV, where no comment says otherwise
+BASE = dict(                # the paper's Section IV, unless a comment says otherwise
     clients=None,           # one for each domain
     participation=1.0,      # Algorithm 1
     partition="domain",
@@ -274,7 +277,7 @@ BASE = dict(                # the paper's Section IV, where no comment says othe
     small_stem=False,       # not in the paper: torchvision's 7x7 convolution and max-pooling
     feature_dim=512,
     rounds=50,              # T
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=10,        # E; the paper says epochs and iterations
     batch_size=32,          # not in the paper: from FedPLVM's code
     lr=0.01,
@@ -301,7 +304,7 @@ SETTINGS = {
 
 def add_flags(group):
     group.add_argument("--lam-contra", type=not_negative, help="λ1 in Eq. 4, weight of L_contra; 0: FedAvg")
-    group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; else 10 λ1")
+    group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; default: 10 λ1")
     group.add_argument("--phi", type=share, help="φ in Eq. 8, the share of a class's prototypes that attract")
     group.add_argument("--tau", type=positive, help="τ in Eq. 6, the temperature")
     group.add_argument("--alpha", type=positive, help="α in Eq. 7, the power of the cosine")

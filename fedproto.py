@@ -1,32 +1,33 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
-Equation numbers and settings are those of FedTGP's paper (AAAI 2024), which restates FedProto.
+"The paper", equation numbers and settings refer to FedTGP (AAAI 2024), which restates FedProto.
 
 Every client keeps its own model, of any architecture. Clients share one vector per class, the prototype: the mean
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
-features toward the average of their class. So features of one class lie close together at all clients.
+features toward the average of their class. So a class should end up in the same place in every client's feature space.
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
-  2. Each participant trains its model on cross-entropy + λ · distance of the features to the prototypes of their
-     classes (Eq. 4).
+  2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
+     its class (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them, weighted by the counts (Eq. 3).
-Every client then classifies its own held-out images, by its classifier and by the nearest prototype.
+Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
-The paper's settings: 20 clients, all of them in each of 1000 rounds; one epoch in batches of 10; learning rate 0.01;
-λ = 0.1; eight architectures (--model htfe8; our default is one small CNN, as in FedSA's Table 1).
+Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; eight architectures
+(--model htfe8; our default on CIFAR is one small CNN).
 What we changed
-  Eq. 4   is computed per sample, not per class mean, so scatter within a class is penalised as well.
-  Eq. 3   drops the factor 1/|N_c|: the weights already sum to 1.
+  Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
+  Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
+  Partition  a client that holds 1/K of the images gets none of the remaining classes, as in FedTGP's code.
 What the paper leaves open
   Initial weights: clients with the same architecture start from the same ones.
 Equations and deviations: .github/papers/fedproto.md. Results: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, under a minute
-    python fedproto.py --dataset cifar10 --model htfe8                       FedTGP's Table 1, practical setting
+    python fedproto.py --dataset cifar10 --model htfe8                       Table 1, practical setting
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA's Table 1, cross-device
-    python fedproto.py --lam 0                                               no guidance: every client alone
+    python fedproto.py --lam 0                                               no guidance: every client trains alone
 """
 
 from typing import NamedTuple
@@ -41,7 +42,7 @@ from common import (Run, class_means, draw_pictures, evaluate_personal, for_each
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
     counts: torch.Tensor      # (C,) how many images of each class it has
-    loss: torch.Tensor        # mean over its batches; only for the log
+    loss: torch.Tensor        # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -56,7 +57,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        down = len(chosen) * known.sum() * D                          # before `known` grows
+        down = len(chosen) * known.sum() * D                          # what step 1 sends; `known` grows below
         # the same as [client_update(client, prototypes, known, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
 
@@ -119,9 +120,9 @@ def prototype_distance(z, y, prototypes, known, distance):
 # --- the server -------------------------------------------------------------------------------------
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 without its factor 1/|N_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants.
+    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants.
 
-    local_prototypes (m, C, D), counts (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    local_prototypes P_i^c (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
     mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0
@@ -129,18 +130,18 @@ def weighted_mean(local_prototypes, counts):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # FedTGP's "Implementation Details", where no comment says otherwise
+BASE = dict(                # from the paper's "Implementation Details", unless a comment says otherwise
     clients=20,
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
     beta=0.1,               # "Statistical heterogeneity"
-    model="cnn4",           # as in FedSA; FedTGP's is htfe8
+    model="cnn4",           # FedSA's Table 1; the paper: htfe8
     feature_dim=512,        # "Model heterogeneity"
     rounds=1000,
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper; as in HtFLlib, a last, smaller batch is dropped
+    batches="full",         # not in the paper: as in HtFLlib (FedTGP's authors), a last, smaller batch is dropped
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
@@ -161,14 +162,14 @@ GLYPHS = dict(              # drawn digits, not from the paper: under a minute o
 SETTINGS = {
     "glyphs": GLYPHS,
     "default": BASE,
-    "fmnist": dict(BASE, model="htcnn8"),                             # FedTGP, Appendix B
+    "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
 }
 
 
 def add_flags(group):
-    group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: no guidance")
+    group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: clients train alone")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 4. euclidean: the paper's; mse: the mean squared error, as HtFLlib with λ = 10")
+                       help="φ in Eq. 4. euclidean: the paper's; mse: mean squared error, HtFLlib's, with λ = 10")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Prototypes averaged from biased clients are biased, and training on them biases the next round. FedSA replaces them with
-semantic anchors: one random vector per class that hardly follows the clients. Clients pull each feature toward the
-anchor of its class and push it away from the others by a margin. They train their classifier on the anchors as well.
+semantic anchors: one random vector per class that moves only slightly toward the clients' class means. Clients pull
+each feature vector toward the anchor of its class and keep it, by a margin, away from the other anchors. They train
+their classifier on the anchors as well.
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its anchors.                                                     C · D floats to each
@@ -11,23 +12,24 @@ One round (m participants, C classes, C_i of them at client i, D features):
      cross-entropy + λ1 L_R + λ2 L_MCL + λ3 L_CC (Eqs. 5, 7-9).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them (Eq. 3) and moves its anchors slightly toward the averages (Eq. 10).
-Every client then classifies its own held-out images, by its classifier and by the nearest anchor.
+Every client then classifies its held-out images by its classifier and by the nearest anchor; the paper names neither.
 
-The paper's settings: 20 clients, all of them in each of 1000 rounds, or 100, of which ten take part; one epoch in
-batches of 10; learning rate 0.01; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
+Settings: cross-device, 10 of 100 clients in each of 1000 rounds, or cross-silo, all 20 (our default); E = 1 epoch in
+batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
 What we changed
-  Eqs. 5, 7  are computed per sample, not per class mean, so scatter within a class is penalised as well.
-  Eq. 3      drops the factor 1/|N_c|: the weights already sum to 1.
+  Eqs. 5, 7  are computed per sample, not per class mean. Eq. 5 is a mean, not a sum over C_i classes.
+  Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
+  Anchors    pass through an embedding layer that is never trained, as in the authors' code; the paper calls it
+             trainable but gives no loss for it.
+  Partition  a client that holds 1/K of the images gets none of the remaining classes, as in the authors' code.
 What the paper leaves open
-  The anchors' embedding layer: ours is that of the authors' code, random and never trained.
   Class means: those of the margin are taken before training, those of Eq. 3 after it.
-  Accuracy: by classifier or by anchor, and of which round.
+  Initial weights: clients with the same architecture start from the same ones.
 Equations and deviations: .github/papers/fedsa.md. Results: .github/results/README.md.
 
-    python fedsa.py                                                           built-in glyphs, under a minute
-    python fedsa.py --dataset cifar10 --clients 100 --participation 0.1       Table 1, cross-device
-    python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8     Table 2, eight architectures
-    python fedsa.py --projection none --lam-mcl 0 --lam-cc 0                  Table 4's first row, on glyphs
+    python fedsa.py                                                              built-in glyphs, under a minute
+    python fedsa.py --dataset cifar10 --clients 100 --participation 0.1          Table 1, cross-device
+    python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8         Table 2, eight models
 """
 
 from typing import NamedTuple
@@ -36,14 +38,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (Run, class_means, distances, draw_pictures, evaluate_personal, for_each_client, load_dataset,
-                    make_clients, minibatches, not_negative, participants, run_script, seeded, share_or_zero, summarize)
+from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate_personal, for_each_client,
+                    load_dataset, make_clients, minibatches, not_negative, participants, run_script, seeded,
+                    share_or_zero, summarize)
 
 
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
     counts: torch.Tensor      # (C,) how many images of each class it has
-    loss: torch.Tensor        # mean over its batches; only for the log
+    loss: torch.Tensor        # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -82,10 +85,10 @@ def client_update(client, anchors, t, args):
     """Train the client's own model for E epochs (Eq. 9) -> Upload, with the class means of the trained model over
     all of its training images, in eval mode.
 
-    The margin d* is the larger of the anchors' margin and that of the client's class means. The paper has no formula
-    for the anchors'; we use Eq. 6."""
-    old_prototypes, counts = class_means(client.net, client.train)                         # Eq. 2, before training
-    local_margin = average_margin(old_prototypes[counts > 0])                              # Eq. 6
+    The margin d* is the larger of two: the anchors' and that of the client's class means. The paper has no formula for
+    the first; we use Eq. 6 for both."""
+    means_before, counts = class_means(client.net, client.train)                           # Eq. 2, before training
+    local_margin = average_margin(means_before[counts > 0])                                # Eq. 6
     global_margin = average_margin(anchors)
     margin = torch.maximum(global_margin, local_margin)                                    # d*
 
@@ -111,15 +114,14 @@ def local_loss(net, x, y, anchors, margin, args):
     l_r = regularization(z, y, anchors, args.distance)
     l_mcl = margin_contrastive(z, y, anchors, margin)
     l_cc = classifier_calibration(net.classifier, anchors)
-    return cross_entropy + args.lam_r * l_r + lambda_2(args) * l_mcl + args.lam_cc * l_cc
+    return cross_entropy + args.lam_r * l_r + lambda_2(args) * l_mcl + args.lam_cc * l_cc  # λ2 depends on --model
 
 
 def lambda_2(args):
-    """λ2: what is typed, else the paper's value for the chosen architectures."""
+    """λ2: --lam-mcl, or the paper's value for one architecture and for several."""
     if args.lam_mcl is not None:
         return args.lam_mcl
-    several_architectures = "ht" in args.model                        # htfe4, htcnn8, ...: names of groups
-    return 1.0 if several_architectures else 0.01
+    return 1.0 if args.model in GROUPS else 0.01                      # GROUPS: values of --model that mix architectures
 
 
 def regularization(z, y, anchors, distance):
@@ -134,8 +136,8 @@ def regularization(z, y, anchors, distance):
 
 
 def average_margin(points):
-    """Eq. 6: d_i = Σ_a Σ_{b≠a} d(P^a, P^b) / (N − 1)² over N points: a client's C_i class means, or the C anchors. This
-    is N/(N − 1) times their mean distance.
+    """Eq. 6, the margin d_i: the sum of all distances d(P^a, P^b) between N points, a ≠ b, divided by (N − 1)². That is
+    N/(N − 1) times their mean distance. The points are a client's C_i class means, or the C anchors.
 
     points (N, D) -> scalar; 0 for one point, where Eq. 6 is 0/0."""
     N = len(points)
@@ -156,7 +158,8 @@ def margin_contrastive(z, y, anchors, margin):
 
 
 def classifier_calibration(classifier, anchors):
-    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. anchors (C, D) -> scalar."""
+    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. The paper's classifier has no
+    bias. anchors (C, D) -> scalar."""
     labels = torch.arange(len(anchors), device=anchors.device)
     return F.cross_entropy(classifier(anchors), labels)
 
@@ -166,9 +169,9 @@ def classifier_calibration(classifier, anchors):
 def make_anchors(C, D, projection):
     """Semantic anchors Ā (C, D): A ~ N(0, I) after an embedding layer. The paper names neither distribution nor layer.
 
-    projection "mlp"     linear, BatchNorm, ReLU, twice, as in the authors' code; random, used once and never trained
-               "linear"  one linear layer, random and never trained
-               "none"    A itself (an ablation of Table 4)"""
+    projection "mlp"     linear, BatchNorm over the C anchors, ReLU, twice, as in the authors' code; random, not trained
+               "linear"  one linear layer, as random
+               "none"    A itself (Table 4's first row, with λ2 = λ3 = 0)"""
     anchors = torch.randn(C, D)
     if projection == "linear":
         anchors = nn.Linear(D, D)(anchors)
@@ -180,9 +183,9 @@ def make_anchors(C, D, projection):
 
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 without its factor 1/|N_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants.
+    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants.
 
-    local_prototypes (m, C, D), counts (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    local_prototypes P_i^c (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
     mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0
@@ -198,15 +201,15 @@ def ema(anchors, averages, uploaded, alpha):
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's "Implementation details", where no comment says otherwise
+BASE = dict(                # from the paper's "Implementation details", unless a comment says otherwise
     clients=20,             # cross-silo; cross-device: 100
     participation=1.0,      # ρ, cross-silo; cross-device: 0.1
     partition="dirichlet",  # "Statistical heterogeneity"
     beta=0.1,               # "Statistical heterogeneity"
-    model="cnn4",           # Table 1
+    model="cnn4",           # "Statistical heterogeneity"
     feature_dim=512,        # "Model heterogeneity"
     rounds=1000,
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=1,
     batch_size=10,
     batches="full",         # not in the paper: drops a last, smaller batch, as the authors' code does
@@ -214,7 +217,7 @@ BASE = dict(                # the paper's "Implementation details", where no com
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
     lam_r=0.1,              # λ1
-    lam_mcl=None,           # λ2, see lambda_2
+    lam_mcl=None,           # λ2: 0.01 for one architecture, 1 for several, see lambda_2
     lam_cc=1.0,             # λ3
     alpha=0.9999,           # α
     distance="euclidean",   # below Eq. 5
@@ -241,10 +244,10 @@ def add_flags(group):
     group.add_argument("--lam-r", type=not_negative,
                        help="λ1 in Eq. 9, weight of the distance to the anchor; the authors' code: 10")
     group.add_argument("--lam-mcl", type=not_negative,
-                       help="λ2 in Eq. 9, weight of the contrast; else 0.01 for one architecture, 1 for several")
+                       help="λ2 in Eq. 9, weight of the contrastive loss; else 0.01, or 1 for several architectures")
     group.add_argument("--lam-cc", type=not_negative,
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
-    group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the share of an anchor that stays in a round")
+    group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, how much of the old anchor is kept")
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="d in Eq. 5; mse: the mean squared error, as in the authors' code")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],

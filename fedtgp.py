@@ -1,26 +1,27 @@
 """FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
-FedProto averages the clients' prototypes. The averages lie closer together than the prototypes of a client that
-separates its classes well: the margin shrinks. So FedTGP's server trains its prototypes instead. Each should be nearer
-to the clients' prototypes of its class than to all others, by a margin δ that follows the clients.
+FedProto averages the clients' prototypes. The averages lie closer together than the prototypes of a good client: the
+margin shrinks. So FedTGP's server trains its prototypes instead. Each client prototype should be nearer to the global
+prototype of its class than to any other, by a margin δ that the server computes anew in each round.
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
-  2. Each participant trains its model on cross-entropy + λ · distance of the features to the prototypes of their
-     classes (Eq. 11).
+  2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
+     its class (Eq. 11).
   3. It sends its class means (Eq. 2).                                                 C_i · D floats
-  4. The server computes δ, the largest distance between two class centres, at most τ (Eq. 9), and trains its
-     prototypes on the class means for S epochs (Eq. 10).
-Every client then classifies its own held-out images, by its classifier and by the nearest prototype.
+  4. The server computes δ, the largest distance between two class centres (plain means of the uploads), at most τ
+     (Eq. 9). It trains its prototypes, the outputs of a small network F, for S epochs (Eq. 10).
+Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
-The paper's settings: 20 clients, all of them in each of 1000 rounds; one epoch in batches of 10; learning rate 0.01;
-λ = 0.1; τ = 100; S = 100; eight architectures (--model htfe8; our default is one small CNN, as in FedSA's Table 1).
+Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
+eight architectures (--model htfe8; our default on CIFAR is one small CNN).
 What we changed
-  Eq. 11  is computed per sample, not per class mean, so scatter within a class is penalised as well.
-  Eq. 10  is a mean over a batch, not a sum.
+  Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
+  Eq. 10     is a mean over a batch, not a sum.
+  Partition  a client that holds 1/K of the images gets none of the remaining classes, as in the authors' code.
 What the paper leaves open
-  The server's optimiser and batches: plain SGD with the clients' learning rate, shuffled batches of 10 class means.
+  The server's optimiser: plain SGD with the clients' learning rate, shuffled batches of 10 uploads.
   Initial weights: clients with the same architecture start from the same ones.
 Equations and deviations: .github/papers/fedtgp.md. Results: .github/results/README.md.
 
@@ -44,7 +45,7 @@ from common import (Run, at_least, class_means, distances, draw_pictures, evalua
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
     owned: torch.Tensor       # (C,) bool: the classes it has
-    loss: torch.Tensor        # mean over its batches; only for the log
+    loss: torch.Tensor        # mean over the client's batches; only for the log
 
 
 def main(args):
@@ -52,7 +53,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
     with seeded(args.seed, "server"):
-        prototype_net = GlobalPrototypes(C, D, args.no_mlp).to(args.device)                # trained on in each round
+        prototype_net = GlobalPrototypes(C, D, args.no_mlp).to(args.device)            # each round trains it further
 
     # modules: the models that a checkpoint keeps
     run = Run(args, modules=[client.net for client in clients] + [prototype_net])
@@ -73,7 +74,7 @@ def main(args):
         up = owned.sum() * D                                          # Σ_i C_i · D
         down = len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_losses.mean(),
-                   last_batch_loss=server_losses[-1], margin=margin)
+                   last_batch_loss=server_losses[-1], margin=margin)  # the last batch is the authors' "Server loss"
         run.checkpoint(t)
 
     draw_pictures(run, data, clients, prototypes=prototypes)
@@ -121,10 +122,10 @@ def prototype_distance(z, y, prototypes, distance):
 # --- the server -------------------------------------------------------------------------------------
 
 class GlobalPrototypes(nn.Module):
-    """P̂^c = F(v^c; θ_F) for all classes -> (C, D). Each class has a trainable vector v^c (the paper's Ṕ^c); F is
-    Linear, ReLU, Linear.
+    """All global prototypes P̂^c -> (C, D). Each class has a trainable vector v^c, the paper's Ṕ^c, and one network,
+    the paper's F, turns these vectors into prototypes: Linear, ReLU, Linear.
 
-    The paper gives neither F's hidden width (ours: D) nor the distribution of v (ours: N(0, I))."""
+    The paper gives neither the hidden width (ours: D) nor the distribution of v (ours: N(0, I))."""
 
     def __init__(self, C, D, no_mlp):
         super().__init__()
@@ -138,49 +139,25 @@ class GlobalPrototypes(nn.Module):
         return self.mlp(self.v)
 
 
-def adaptive_margin(centres, tau):
-    """Eq. 9: δ = min(max_{c ≠ c'} φ(Q^c, Q^{c'}), τ). centres Q (C', D), C' ≥ 1 -> scalar, 0 for a single class."""
-    return distances(centres, centres).max().clamp(max=tau)
-
-
 def class_centres(local_prototypes, owned):
-    """Q^c of Eq. 9: the mean of the clients' prototypes of class c, for the C' classes that some participant has.
+    """Q^c of Eq. 9: the plain mean of the clients' prototypes of class c, for the U classes that were uploaded.
 
-    local_prototypes (m, C, D), owned (m, C) bool -> (C', D)."""
+    local_prototypes (m, C, D), owned (m, C) bool -> (U, D)."""
     owners = owned.sum(0)                                             # (C,) how many clients have each class
     total = (local_prototypes * owned[:, :, None]).sum(0)             # (C, D)
     uploaded = owners > 0
     return total[uploaded] / owners[uploaded][:, None]
 
 
-def server_margin(local_prototypes, owned, args):
-    """The margin δ of this round, by --margin-rule -> scalar. "pairwise" is Eq. 9; the others are ablations and the
-    rule of the authors' code. local_prototypes (m, C, D), owned (m, C) bool."""
-    centres = class_centres(local_prototypes, owned)
-    if args.margin_rule == "pairwise":
-        return adaptive_margin(centres, args.tau)
-    if args.margin_rule == "nearest":
-        return largest_nearest_distance(centres, args.tau)
-    if args.margin_rule == "fixed":                                   # ablation FM; the paper gives no value
-        return centres.new_tensor(args.tau)
-    return centres.new_tensor(0.0)                                    # "none": ablation SCL, Eq. 6
-
-
-def largest_nearest_distance(centres, tau):
-    """The margin of the authors' code: the largest distance from a centre to its nearest other one, at most τ.
-
-    centres (C', D) -> scalar, 0 for a single class."""
-    if len(centres) == 1:
-        return centres.new_tensor(0.0)
-    phi = distances(centres, centres)
-    phi.fill_diagonal_(torch.inf)                                     # no centre is its own neighbour
-    nearest = phi.amin(1)                                             # (C',)
-    return nearest.max().clamp(max=tau)
+def adaptive_margin(centres, tau):
+    """Eq. 9: δ, the largest distance between two class centres, at most τ. centres Q (U, D) of U uploaded classes
+    -> scalar, 0 for a single class."""
+    return distances(centres, centres).max().clamp(max=tau)
 
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
-    """Train the global prototypes on the clients' (Eqs. 5 and 10) for S epochs, in shuffled batches -> P̂ (C, D), and
-    the losses of the last epoch's batches.
+    """Train the global prototypes on the clients' prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches
+    -> P̂ (C, D), and the losses of the last epoch's batches.
 
     local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar."""
     p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
@@ -202,7 +179,7 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
 
 def margin_contrastive(p, labels, prototypes, margin):
     """Eqs. 7 and 10 on a batch of clients' prototypes (Eq. 6 with δ = 0): a cross-entropy. The logit of a class is −φ,
-    φ the Euclidean distance to its global prototype; for a client prototype's own class it is −(φ + δ).
+    φ the Euclidean distance to its global prototype; δ is added to the distance of the client prototype's own class.
 
     p (B, D) clients' prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> mean over B."""
     phi = distances(p, prototypes)                                    # (B, C)
@@ -211,9 +188,34 @@ def margin_contrastive(p, labels, prototypes, margin):
     return F.cross_entropy(logits, labels)
 
 
+def server_margin(local_prototypes, owned, args):
+    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, "nearest" the authors' code, "fixed" and
+    "none" are ablations of Table 6. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
+    centres = class_centres(local_prototypes, owned)
+    if args.margin_rule == "pairwise":
+        return adaptive_margin(centres, args.tau)
+    if args.margin_rule == "nearest":
+        return largest_nearest_distance(centres, args.tau)
+    if args.margin_rule == "fixed":                                   # ablation FM; the paper gives no value
+        return centres.new_tensor(args.tau)
+    return centres.new_zeros(())                                      # "none": ablation SCL, Eq. 6
+
+
+def largest_nearest_distance(centres, tau):
+    """The margin of the authors' code: the largest distance from a centre to its nearest other one, at most τ.
+
+    centres (U, D) -> scalar, 0 for a single class."""
+    if len(centres) == 1:
+        return centres.new_zeros(())
+    phi = distances(centres, centres)
+    phi.fill_diagonal_(torch.inf)                                     # no centre is its own neighbour
+    nearest = phi.amin(1)                                             # (U,)
+    return nearest.max().clamp(max=tau)
+
+
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's "Implementation Details", where no comment says otherwise
+BASE = dict(                # from the paper's "Implementation Details", unless a comment says otherwise
     clients=20,
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
@@ -221,10 +223,10 @@ BASE = dict(                # the paper's "Implementation Details", where no com
     model="cnn4",           # FedSA's Table 1; the paper: htfe8
     feature_dim=512,        # "Model heterogeneity"
     rounds=1000,
-    eval_every=1,
+    eval_every=1,           # ours
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper; as in HtFLlib, a last, smaller batch is dropped
+    batches="full",         # not in the paper: as in HtFLlib (the authors' code), a last, smaller batch is dropped
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
@@ -255,13 +257,13 @@ SETTINGS = {
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 11, weight of the distance")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 11. euclidean: the paper's; mse: the mean squared error, as HtFLlib with λ = 10")
+                       help="φ in Eq. 11. euclidean: the paper's; mse: mean squared error, HtFLlib's, with λ = 10")
     group.add_argument("--margin-rule", choices=["pairwise", "nearest", "fixed", "none"],
-                       help="δ. pairwise: Eq. 9; nearest: the largest distance to a nearest centre, as in HtFLlib; "
+                       help="δ. pairwise: Eq. 9; nearest: the largest nearest-neighbour distance, as in HtFLlib; "
                             "fixed: τ; none: 0")
     group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the largest margin")
     group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs in a round")
-    group.add_argument("--no-mlp", action="store_true", help="the prototypes are the trainable vectors, without F")
+    group.add_argument("--no-mlp", action="store_true", help="the prototypes are the trainable vectors themselves")
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ def commands(text):
 
 
 def seventh_method(folder):
-    """Make fedcon.py in a folder: fedproto.py, changed by .github/fedcon.diff -> how many lines change."""
+    """Make fedcon.py in a folder: fedproto.py, changed by .github/class/fedcon.diff -> how many lines change."""
     shutil.copy(ROOT / "fedproto.py", folder / "fedcon.py")
-    subprocess.run(["git", "apply", ROOT / ".github" / "fedcon.diff"], cwd=folder, check=True)
-    return len(re.findall(r"^[-+](?![-+])", (ROOT / ".github" / "fedcon.diff").read_text(), re.M))
+    subprocess.run(["git", "apply", ROOT / ".github" / "class" / "fedcon.diff"], cwd=folder, check=True)
+    return len(re.findall(r"^[-+](?![-+])", (ROOT / ".github" / "class" / "fedcon.diff").read_text(), re.M))
 
 
 def main():

@@ -1,5 +1,5 @@
-"""Exercise 8: the nearest prototype by angle instead of by distance. The training is unchanged; only the accuracy by
-prototype is another.
+"""Exercise 8: the nearest prototype by angle instead of by distance. Training is unchanged; only the accuracy by
+prototype changes.
 
     python .github/class/cosine.py fedproto.py
 """

@@ -1,4 +1,4 @@
-"""Exercise 3: a second exam, the test images of all clients. The training is unchanged, and each round prints one more
+"""Exercise 3: a second exam, the test images of all clients. Training is unchanged; each round prints one more
 accuracy.
 
     python .github/class/exam.py fedproto.py --partition iid

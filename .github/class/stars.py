@@ -1,5 +1,5 @@
-"""Exercise 4: the server's vectors against plain means of the same clients. The training is unchanged, and the last
-round prints four more numbers.
+"""Exercise 4: the server's vectors against plain averages of the same clients' class means. Training is unchanged; the
+last round prints four more numbers.
 
     python .github/class/stars.py fedtgp.py
 """
@@ -19,11 +19,11 @@ as_before = common.evaluate_personal
 
 
 def evaluate_personal(clients, prototypes, t, args, **more):
-    """As before. In the last round also, with stars for the server's vectors:
-    plain        accuracy in % by the plain means of the clients' class means, instead of the stars
-    star_margin  the median distance from a star to the nearest other one
-    mean_margin  the same for the plain means
-    own_star     how far a test image's feature is from the star of its class, the mean over images"""
+    """As before. A star is a vector of the server. In the last round also:
+    plain        accuracy in % by the weighted averages of the clients' class means, instead of the stars
+    star_margin  median distance from a star to its nearest other star
+    mean_margin  the same for the averages
+    own_star     mean distance from a test image's feature to the star of its class"""
     scores = as_before(clients, prototypes, t, args, **more)
     if t < args.rounds:
         return scores

@@ -1,5 +1,5 @@
-"""Exercise 2: three sets of class means judge the same clients. The training is unchanged, and each round prints three
-more accuracies.
+"""Exercise 2: two sets of class means judge the same clients. Training is unchanged; each round prints two more
+accuracies.
 
     python .github/class/teachers.py fedproto.py --lam 0
 """
@@ -18,23 +18,23 @@ as_before = common.evaluate_personal
 
 
 def evaluate_personal(clients, prototypes, t, args, **more):
-    """As before, and accuracy in % by three sets of means: the server's, a client's own, and those of all others.
+    """As before, and accuracy in % by two sets of class means: a client's own, and the mean of all others.
 
-    All three choose among the same classes: those that the client and at least one other client have."""
+    Both choose among the same classes: those that the client and at least one other client have."""
     scores = as_before(clients, prototypes, t, args, **more)
     if not scores:
         return scores
     pairs = [class_means(client.net, client.train) for client in clients]
     means = torch.stack([means for means, counts in pairs])      # (K, C, D)
     counts = torch.stack([counts for means, counts in pairs])    # (K, C)
-    right = {"server": 0, "own": 0, "others": 0}
+    right = {"own": 0, "others": 0}
     for i, client in enumerate(clients):
         z = extract(client.net, client.test.x)
         without = counts.clone()
         without[i] = 0                                           # as if this client had sent nothing
         others, seen = weighted_mean(means, without)
         candidates = seen & (counts[i] > 0)
-        for name, vectors in (("server", prototypes), ("own", means[i]), ("others", others)):
+        for name, vectors in (("own", means[i]), ("others", others)):
             right[name] += (nearest_prototype(z, vectors, candidates) == client.test.y).sum().item()
     images = sum(len(client.test.y) for client in clients)
     for name, n in right.items():

@@ -1,6 +1,5 @@
-"""Exercise 7: accuracy over the numbers that were sent so far. Draws traffic.png beside the first folder, a line for
-each run and a colour for its seeds, and prints the sums at
-half of the rounds and at the end.
+"""Exercise 7: accuracy over the floats sent so far. Draws traffic.png beside the first folder, a line for each run, and
+prints the sums after half of the rounds and at the end.
 
     python .github/class/traffic.py runs/fedfm-*
 """
@@ -14,6 +13,8 @@ from matplotlib.figure import Figure
 figure = Figure(figsize=(7, 4.5), layout="constrained")
 axis = figure.subplots()
 folders = [Path(name) for name in sys.argv[1:] if Path(name, "log.csv").exists()]
+if not folders:
+    sys.exit("no folder with a log.csv: run the commands of exercise 7 first")
 colours = {}  # {folder without the seed: colour}
 for folder in folders:
     sent, total, accuracy = [], 0, []
@@ -26,9 +27,9 @@ for folder in folders:
     colours.setdefault(name, f"C{len(colours)}")
     axis.plot(sent, accuracy, color=colours[name], marker=".", label=label)
     half = len(sent) // 2 - 1
-    print(f"{name}, seed {seed}: {sent[half]:.1f} million numbers, {accuracy[half]:.1f} %; at the end "
+    print(f"{name}, seed {seed}: {sent[half]:.1f} million floats, {accuracy[half]:.1f} %; at the end "
           f"{sent[-1]:.1f} million, {accuracy[-1]:.1f} %")
-axis.set(xlabel="numbers sent so far, up and down (millions)", ylabel="accuracy (%)")
+axis.set(xlabel="floats sent so far, up and down (millions)", ylabel="accuracy (%)")
 axis.legend()
 figure.savefig(folders[0].parent / "traffic.png", dpi=120)
 print(f"drawn in {folders[0].parent / 'traffic.png'}")
