@@ -71,10 +71,14 @@ def train_at_random(script, client, t, scale):
             value.add_(0.02 * torch.rand(value.shape, generator=rng))
     client.net.train()
     loss = torch.tensor(t + 0.25 * client.id ** 2)
-    upload = __import__(script).Upload
+    upload, counts = __import__(script).Upload, torch.tensor(TRAIN[client.id])
+    if script == "fedplcc":
+        labels = counts.nonzero().flatten().repeat_interleave(3)
+        sizes = torch.randint(1, 9, labels.shape, generator=rng).float()
+        clusters = fedplcc.Clusters(torch.randn(len(labels), D, generator=rng), labels, sizes)
+        return upload(client.net.state_dict(), clusters, loss)
     if script in GLOBAL:
         return upload(client.net.state_dict(), loss)
-    counts = torch.tensor(TRAIN[client.id])
     prototypes = scale * torch.randn(C, D, generator=rng) * (counts > 0)[:, None]
     return upload(prototypes, counts > 0 if script == "fedtgp" else counts, loss)
 
@@ -187,7 +191,7 @@ def average_model(story, t):
 
 
 def number_of_classes(t):
-    """Σ_i C_i: how many class means the participants send."""
+    """Σ_i C_i: how many class means the participants of round t send."""
     return np.count_nonzero(TRAIN[WHO[t]])
 
 
@@ -264,7 +268,7 @@ def test_fedlsa_round(play):
 
 @pytest.mark.parametrize("words", ["", "--uniform-weights", "--lam-contra 0 --lam-corr 1", "--lam-corr 0"])
 def test_fedplcc_round(words, play):
-    """Catches: clusters of other models or rounds, unweighted averages, old weights, G of another round."""
+    """Catches: clusters of another round, sizes left out, unweighted averages, old weights, G of another round."""
     story = play("fedplcc", words)
     model, size = story.rounds[1].models[0], common.model_size(story.net)
     prototypes = fedplcc.Prototypes(*fedplcc.no_prototypes(D, "cpu"))
@@ -273,15 +277,12 @@ def test_fedplcc_round(words, play):
             same(seen.before[i], model)
             for got, want in zip(seen.given[i][0], prototypes, strict=True):
                 near(got, want)
-        down, clusters = len(WHO[t]) * (size + len(prototypes.vectors) * (D + 1)), []
-        for i in WHO[t]:
-            story.clients[i].net.load_state_dict(seen.after[i])
-            clusters.append(fedplcc.local_clusters(story.clients[i]))
-        sent = sum(len(of_client.sizes) for of_client in clusters)
-        prototypes = fedplcc.global_prototypes(clusters, "uniform" in words)
+        down = len(WHO[t]) * (size + len(prototypes.vectors) * (D + 1))
+        up = len(WHO[t]) * size + 3 * number_of_classes(t) * (D + 1)
+        prototypes = fedplcc.global_prototypes([seen.sent[i].clusters for i in WHO[t]], "uniform" in words)
         model = average_model(story, t)
-        assert sent > C and story.rows[t]["prototypes"] == len(prototypes.vectors)
-        check_traffic(story, t, len(WHO[t]) * size + sent * (D + 1), down)
+        assert story.rows[t]["prototypes"] == len(prototypes.vectors)
+        check_traffic(story, t, up, down)
         check_global(story, t, model)
 
 
@@ -476,7 +477,10 @@ def test_client_update(script, monkeypatch):
         assert upload.loss.item() == pytest.approx(np.mean(losses), rel=1e-5)
         if script in GLOBAL:
             same(upload.model, copied(again))
-        else:
+        if script == "fedplcc":
+            for got, want in zip(upload.clusters, fedplcc.local_clusters(again, client.train), strict=True):
+                near(got, want)
+        if script in PERSONAL:
             means, counts = common.class_means(again, client.train)
             near(upload.prototypes, means)
             near(upload[1], counts > 0 if script == "fedtgp" else counts)
