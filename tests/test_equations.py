@@ -259,7 +259,7 @@ def test_fedplcc_eq6_contrast(B, C, G, tau):
 @several_prototypes
 @pytest.mark.parametrize("phi", [0.5, 1.0, 0.07])
 def test_fedplcc_eq8_attraction(B, C, G, phi):
-    """Catches: one prototype too many or too few (⌈0.07 · 100⌉ is 7, not 8), the least similar, without weights."""
+    """Catches: one prototype too many or too few, the least similar ones, no weights, another class's prototypes."""
     s, y, labels, weights = similarities_of(B, C, G)
     losses = []
     for row, c in zip(s, y):
@@ -267,6 +267,14 @@ def test_fedplcc_eq8_attraction(B, C, G, phi):
         kept = math.ceil(Fraction(str(phi)) * len(own))
         losses.append(-sum(own[:kept]))
     check_per_sample(fedplcc.attraction, s, y, labels, weights, phi, losses)
+
+
+@pytest.mark.parametrize("percent", [15, 30, 50, 60, 100])
+def test_fedplcc_eq8_ceil_of_share(percent):
+    """Catches: ⌈0.3 · 50⌉ = 16, as floats have it."""
+    n = torch.arange(1, 101)
+    want = [math.ceil(Fraction(percent, 100) * int(value)) for value in n]
+    assert fedplcc.ceil_of_share(percent / 100, n).tolist() == want
 
 
 # --- the clients' losses: sums of the terms above, which are replaced ---------------------------------
