@@ -34,6 +34,12 @@ PERSONAL, GLOBAL = list(SMALL)[:3], list(SMALL)[3:]
 every_script = pytest.mark.parametrize("script", SMALL)
 
 
+@pytest.fixture(autouse=True)
+def same_numbers_each_time():
+    """Where a test draws with torch's own generator."""
+    torch.manual_seed(0)
+
+
 def log(folder):
     """A run's log.csv; a round that was not evaluated has no accuracies."""
     with open(folder / "log.csv", newline="") as file:
