@@ -120,7 +120,7 @@ def client_update(client, prototypes, t, args):
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eq. 4 as a mean over a batch. x (B, 3, height, width) uint8, y (B,) -> scalar.
+    """Eqs. 4 and 5 as means over a batch. x (B, 3, height, width) uint8, y (B,) -> scalar.
 
     Eqs. 6 and 8 are averaged over the samples whose class has a prototype."""
     z = net.features(x)
