@@ -431,7 +431,8 @@ def draw_cifar10():
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
     for axis, column, title in zip(axes, ("classifier", "prototype"), ("by classifier", "by nearest prototype or anchor")):
         for name, label, colour in [("fedproto-off", "no guidance", "grey"), ("fedproto", "FedProto", "C0"), ("fedtgp", "FedTGP", "C2"),
-                                    ("fedsa-linear", "FedSA, linear projection", "C3"), ("fedsa-authors-settings", "FedSA, authors' settings", "C1")]:
+                                    ("fedsa-linear", "FedSA, linear projection", "C3"),
+                                    ("fedsa-authors-settings", "FedSA, authors' settings", "C1")]:
             curves = [curve(rounds, column) for rounds in runs[name].values()]
             rounds = sorted(t for t in curves[0] if all(t in other for other in curves))
             means = [np.mean([other[t] for other in curves]) for t in rounds]
