@@ -1,5 +1,7 @@
-import csv, sys
+import csv
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,13 +56,9 @@ def arguments(script, *words):
     return common.parse(script, module.__doc__, module.SETTINGS, module.add_flags, words)
 
 
-class Done:
-    """A finished run: its folder, the last common.Run, main's results and what was printed."""
-
-
 @pytest.fixture
 def run(tmp_path, capsys, monkeypatch):
-    """Run a script in this process, on the CPU, with a command line -> Done."""
+    """Run a script in this process, on the CPU -> folder, rows and modules of its last Run, main's results, the text."""
     def go(script, *words):
         runs, make, module = [], common.Run, __import__(script)
 
@@ -68,12 +66,10 @@ def run(tmp_path, capsys, monkeypatch):
             runs.append(make(*args, **more))
             return runs[-1]
         words = f"--device cpu --out {tmp_path / 'runs'} {' '.join(map(str, words))}".split()
-        done = Done()
         with monkeypatch.context() as patch:
             patch.setattr(module, "Run", recorded)
-            done.results = common.run_script(script, module.__doc__, module.main, module.SETTINGS, module.add_flags,
-                                             words)
-        done.folder, done.rows, done.modules = runs[-1].folder, runs[-1].rows, runs[-1].modules
-        done.text = capsys.readouterr().out
-        return done
+            results = common.run_script(script, module.__doc__, module.main, module.SETTINGS, module.add_flags, words)
+        last = runs[-1]
+        return SimpleNamespace(folder=last.folder, rows=last.rows, modules=last.modules, results=results,
+                               text=capsys.readouterr().out)
     return go

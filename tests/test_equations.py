@@ -1,10 +1,14 @@
 """The equations of the six papers a second time: slow loops over numbers, written from the papers and not from the
 scripts. The scripts' functions must give the same on random inputs and in corners: one class, one client, one image,
-nothing uploaded, equal vectors, zeros. A few cases are worked by hand, too.
+nothing uploaded, equal vectors, zeros.
+
+Names say which function is tested: `pytest tests/test_equations.py -k "fedsa and eq10"`. Where a function calls others
+that have tests of their own, its test replaces them. So a wrong function fails its own tests only.
 
 Shapes: z (B, D) features, y (B,) their classes, p (C, D) prototypes or anchors, known (C,) which of them exist."""
 
-import itertools, math
+import copy
+import math
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -13,11 +17,9 @@ import pytest
 import torch
 
 import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
-from reference import (average_margin, cosine, cross_entropy, dot, euclidean, finch, groups_of, linear, mean, mse,
-                       nearest_margins, squares, unit, weighted_mean)
+from reference import (average_margin, cosine, cross_entropy, dot, euclidean, finch, groups_of, linear, mean, merged,
+                       mse, sgd_step, squares, unit, weighted_mean)
 
-
-# --- numbers and vectors --------------------------------------------------------------------------
 
 def tensor(x):
     return torch.tensor(np.asarray(x, float), dtype=torch.float64)
@@ -29,18 +31,31 @@ def agree(got, want, rtol=1e-9, atol=1e-11):
     np.testing.assert_allclose(got, want, rtol, atol)
 
 
-# --- losses of features: reference(z, y, p, known) ------------------------------------------------
+def tiny_net(C=3):
+    """D = 3 features of 2x2 pixels, which Net brings from [0, 255] to [-1, 1]."""
+    torch.manual_seed(1)
+    extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    return common.Net(extractor, torch.nn.Linear(3, C), 3, C)
 
-def distance_term(z, y, p, known, phi):
-    """FedTGP Eq. 4 (FedProto's) and Eq. 11, FedSA Eq. 5, each sample's."""
+
+def tiny_images(y):
+    x = torch.randint(256, (len(y), 1, 2, 2), generator=torch.Generator().manual_seed(2))
+    return common.Images(x.byte(), torch.tensor(y))
+
+
+# --- losses of features: reference(z, y, p, known) --------------------------------------------------
+
+def distance_loss(z, y, p, known, phi):
+    """FedTGP Eqs. 4 and 11, FedSA Eq. 5."""
     return mean([phi(v, p[c]) for v, c in zip(z, y) if known[c]])
 
 
-def margin_term(z, y, p, margin):
+def margin_loss(z, y, p, margin):
     """FedTGP Eq. 10 (Eq. 6 where the margin is 0), FedSA Eq. 7."""
     losses = []
     for v, c in zip(z, y):
-        logits = [-(euclidean(v, q) + (margin if k == c else 0)) for k, q in enumerate(p)]
+        logits = [-euclidean(v, q) for q in p]
+        logits[c] -= margin
         losses.append(cross_entropy(logits, c))
     return mean(losses)
 
@@ -55,79 +70,63 @@ def guiding(z, y, a, known, temperature):
     losses = []
     for v, c in zip(z, y):
         if known[c]:
-            s = [math.exp(cosine(a[n], v) / temperature) if known[n] else 0 for n in range(len(a))]
-            losses.append(-math.log(s[c] / sum(s)))
+            s = [math.exp(cosine(a[n], v) / temperature) for n in range(len(a)) if known[n]]
+            losses.append(-math.log(math.exp(cosine(a[c], v) / temperature) / sum(s)))
     return mean(losses)
 
 
-def of_directions(v, a):
-    """FedFM Eq. 3 of normalised vectors."""
+def squared_between_directions(v, a):
     return squares(unit(v), unit(a))
 
 
-def calibration(vectors, w, b):
-    """FedLSA Eq. 3, FedSA Eq. 8: classify the c-th vector as c."""
-    return mean([cross_entropy(linear(w, b, a), c) for c, a in enumerate(vectors)])
-
-
-def separation(a, tau):
-    """FedLSA Eq. 4, with τ inside the exponential."""
-    terms = []
-    for i, u in enumerate(a):
-        others = [math.exp(dot(u, a[j]) / tau) for j in range(len(a)) if j != i]
-        terms.append(math.log(mean(others)) if others else 0.0)
-    return mean(terms)
-
-
 LOSSES = {  # name: the script's function, the reference
-    "FedTGP Eq. 4": (
-        lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known),
-        lambda z, y, p, known: distance_term(z, y, p, known, euclidean)),
-    "FedTGP Eq. 4, mse": (
+    "fedproto_eq4_euclidean": (
+        lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known, "euclidean"),
+        lambda z, y, p, known: distance_loss(z, y, p, known, euclidean)),
+    "fedproto_eq4_mse": (
         lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known, "mse"),
-        lambda z, y, p, known: distance_term(z, y, p, known, mse)),
-    "FedTGP Eq. 11": (
-        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p),
-        lambda z, y, p, known: distance_term(z, y, p, known | True, euclidean)),
-    "FedTGP Eq. 11, mse": (
+        lambda z, y, p, known: distance_loss(z, y, p, known, mse)),
+    "fedtgp_eq11_euclidean": (
+        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, "euclidean"),
+        lambda z, y, p, known: distance_loss(z, y, p, known | True, euclidean)),
+    "fedtgp_eq11_mse": (
         lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, "mse"),
-        lambda z, y, p, known: distance_term(z, y, p, known | True, mse)),
-    "FedTGP Eq. 6": (
+        lambda z, y, p, known: distance_loss(z, y, p, known | True, mse)),
+    "fedtgp_eq6_without_margin": (
         lambda z, y, p, known: fedtgp.margin_contrastive(z, y, p, 0.0),
-        lambda z, y, p, known: margin_term(z, y, p, 0.0)),
-    "FedTGP Eq. 10": (
+        lambda z, y, p, known: margin_loss(z, y, p, 0.0)),
+    "fedtgp_eq10_margin_contrastive": (
         lambda z, y, p, known: fedtgp.margin_contrastive(z, y, p, tensor(1.7)),
-        lambda z, y, p, known: margin_term(z, y, p, 1.7)),
-    "FedSA Eq. 5": (
-        lambda z, y, p, known: fedsa.regularization(z, y, p),
-        lambda z, y, p, known: distance_term(z, y, p, known | True, euclidean)),
-    "FedSA Eq. 5, mse": (
+        lambda z, y, p, known: margin_loss(z, y, p, 1.7)),
+    "fedsa_eq5_euclidean": (
+        lambda z, y, p, known: fedsa.regularization(z, y, p, "euclidean"),
+        lambda z, y, p, known: distance_loss(z, y, p, known | True, euclidean)),
+    "fedsa_eq5_mse": (
         lambda z, y, p, known: fedsa.regularization(z, y, p, "mse"),
-        lambda z, y, p, known: distance_term(z, y, p, known | True, mse)),
-    "FedSA Eq. 7": (
+        lambda z, y, p, known: distance_loss(z, y, p, known | True, mse)),
+    "fedsa_eq7_margin_contrastive": (
         lambda z, y, p, known: fedsa.margin_contrastive(z, y, p, tensor(2.3)),
-        lambda z, y, p, known: margin_term(z, y, p, 2.3)),
-    "FedLSA Eq. 8": (
+        lambda z, y, p, known: margin_loss(z, y, p, 2.3)),
+    "fedlsa_eq8_compactness": (
         lambda z, y, p, known: fedlsa.compactness(z, y, p, 0.2),
         lambda z, y, p, known: compactness(z, y, p, 0.2)),
-    "FedLSA, L2 norm": (
-        lambda z, y, p, known: fedlsa.compactness(z, y, p, 0.2, "l2"),
-        lambda z, y, p, known: distance_term(z, y, p, known | True, euclidean)),
-    "FedFM IV-C": (
-        lambda z, y, p, known: fedfm.contrastive_guiding(z, y, p, known, 0.1),
+    "fedlsa_l2_distance": (
+        lambda z, y, p, known: fedlsa.l2_distance(z, y, p),
+        lambda z, y, p, known: distance_loss(z, y, p, known | True, euclidean)),
+    "fedfm_contrastive_guiding": (
+        lambda z, y, p, known: fedfm.contrastive_guiding(z, y, fedfm.Anchors(p, known), 0.1),
         lambda z, y, p, known: guiding(z, y, p, known, 0.1)),
-    "FedFM Eq. 3": (
-        lambda z, y, p, known: fedfm.squared_distance(z, y, p, known),
-        lambda z, y, p, known: distance_term(z, y, p, known, of_directions)),
+    "fedfm_eq3_squared_distance": (
+        lambda z, y, p, known: fedfm.squared_distance(z, y, fedfm.Anchors(p, known)),
+        lambda z, y, p, known: distance_loss(z, y, p, known, squared_between_directions)),
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
-@every_loss
 @pytest.mark.parametrize("B, C, D", [(7, 4, 5), (1, 4, 3), (6, 1, 3), (5, 3, 1), (20, 9, 9)])
-def test_losses(name, B, C, D):
-    """Catches: another formula, a sum for a mean, a margin on the wrong classes or with the wrong sign, a class without
-    a prototype that takes part; gradients that are cut off."""
+@every_loss
+def test_loss(name, B, C, D):
+    """Catches: another formula, a sum for a mean, a margin on other classes, an absent class, a cut-off gradient."""
     ours, reference = LOSSES[name]
     rng = np.random.default_rng(B)
     z, y, p = rng.normal(size=(B, D)), rng.integers(C, size=B), rng.normal(size=(C, D))
@@ -140,12 +139,11 @@ def test_losses(name, B, C, D):
 
 
 @every_loss
-def test_losses_where_vectors_are_equal_or_zero(name):
-    """Catches: nan in a gradient. A distance of 0 and the direction of 0 (a ReLU gives such features) have no
-    derivative."""
+def test_loss_of_equal_and_zero_vectors(name):
+    """Catches: nan in a gradient. A distance of 0 and the direction of 0 (a ReLU gives such features) have none."""
     ours, reference = LOSSES[name]
-    rng, y = np.random.default_rng(7), np.arange(6) % 3
-    z, p = rng.normal(size=(6, 4)), rng.normal(size=(3, 4))
+    rng = np.random.default_rng(7)
+    y, z, p = np.arange(6) % 3, rng.normal(size=(6, 4)), rng.normal(size=(3, 4))
     all_equal, one_zero = p[[0, 0, 0]], p * [[1], [0], [1]]
     cases = [(z, all_equal), (p[y], p), (all_equal[y], all_equal), (z * 0, p), (z, one_zero), (z * 0, p * 0)]
     for z, p in cases:
@@ -156,108 +154,287 @@ def test_losses_where_vectors_are_equal_or_zero(name):
         assert features.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["FedTGP Eq. 4", "FedFM IV-C", "FedFM Eq. 3"])
-def test_the_row_of_an_absent_class_does_not_matter(name):
-    """Catches: what stands in the row of an absent class in a mean or a softmax."""
-    ours, _ = LOSSES[name]
-    z, y, known = torch.randn(6, 4), torch.arange(6) % 3, torch.tensor([True, False, True])
-    p = torch.randn(3, 4)
-    losses = []
-    for value in (0, 1e6):
-        p[1] = value
-        losses.append(ours(z, y, p, known).item())
-    assert losses[0] == losses[1]
+# --- losses of anchors ------------------------------------------------------------------------------
+
+def calibration(vectors, weight, bias):
+    """FedLSA Eq. 3, FedSA Eq. 8: classify the c-th vector as c."""
+    return mean([cross_entropy(linear(weight, bias, a), c) for c, a in enumerate(vectors)])
 
 
-@pytest.mark.parametrize("C, D", [(4, 5), (1, 3), (10, 2), (2, 1)])
-def test_losses_of_anchors(C, D):
-    """Catches: the classifier's bias left out, the sum over j with i in it, τ outside the exponential."""
-    torch.manual_seed(C)
-    a, classifier = np.random.default_rng(C).normal(size=(C, D)), torch.nn.Linear(D, C).double()
-    for x in (a, a[[0] * C], a * 0):
-        want = calibration(x, classifier.weight.tolist(), classifier.bias.tolist())
-        agree(fedsa.classifier_calibration(classifier, tensor(x)), want)                               # FedSA Eq. 8
-        agree(fedlsa.anchor_classification(tensor(x), classifier.weight, classifier.bias), want)       # FedLSA Eq. 3
+def separation(a, tau):
+    """FedLSA Eq. 4, with τ inside the exponential."""
+    terms = []
+    for i, u in enumerate(a):
+        others = [math.exp(dot(u, a[j]) / tau) for j in range(len(a)) if j != i]
+        terms.append(math.log(mean(others)) if others else 0.0)
+    return mean(terms)
+
+
+def anchors_of(C, D):
+    """Random ones, equal ones, zeros."""
+    a = np.random.default_rng(C).normal(size=(C, D))
+    return [a, a[[0] * C], a * 0]
+
+
+several_sizes = pytest.mark.parametrize("C, D", [(4, 5), (1, 3), (10, 2), (2, 1)])
+
+
+@several_sizes
+def test_fedsa_eq8_classifier_calibration(C, D):
+    """Catches: a sum for a mean, the classifier's bias left out."""
+    classifier = torch.nn.Linear(D, C).double()
+    for a in anchors_of(C, D):
+        want = calibration(a, classifier.weight.tolist(), classifier.bias.tolist())
+        agree(fedsa.classifier_calibration(classifier, tensor(a)), want)
+
+
+@several_sizes
+def test_fedlsa_eq3_anchor_classification(C, D):
+    """Catches: a sum for a mean, the classifier's bias left out."""
+    rng = np.random.default_rng(C + D)
+    weight, bias = rng.normal(size=(C, D)), rng.normal(size=C)
+    for a in anchors_of(C, D):
+        agree(fedlsa.anchor_classification(tensor(a), tensor(weight), tensor(bias)), calibration(a, weight, bias))
+
+
+@several_sizes
+def test_fedlsa_eq4_anchor_separation(C, D):
+    """Catches: the sum over j with i in it, a mean over C, τ outside the exponential, inf where τ is tiny."""
+    for a in anchors_of(C, D):
         for tau in (0.1, 1.0):
-            agree(fedlsa.anchor_separation(tensor(x), tau), separation(x, tau))                        # FedLSA Eq. 4
+            agree(fedlsa.anchor_separation(tensor(a), tau), separation(a, tau))
+    equal = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    assert fedlsa.anchor_separation(equal, 0.001).item() == pytest.approx(1000)  # exp(1000) is inf
 
 
-def test_anchors_are_kept_apart_at_a_tiny_temperature():
-    """Catches: inf, where exp(1 / 0.001) is more than a float holds."""
-    anchors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert fedlsa.anchor_separation(anchors[:2], 0.001).item() == pytest.approx(1000)
-    assert fedlsa.anchor_separation(anchors, 0.001).isfinite()
+# --- FedPLCC's losses over G prototypes, several of a class -----------------------------------------
+
+several_prototypes = pytest.mark.parametrize("B, C, G", [(7, 5, 9), (1, 3, 1), (4, 4, 30), (2, 1, 100)])
 
 
-# --- FedPLCC's losses over G prototypes, several of a class ---------------------------------------
+def similarities_of(B, C, G):
+    """s (B, G) in (0, 1], the classes y (B,) and labels (G,), weights (G,). Class C has no prototype."""
+    rng = np.random.default_rng(G)
+    s, weights = rng.uniform(0.01, 1, size=(B, G)), rng.uniform(0.1, 1, size=G)
+    return s, rng.integers(C + 1, size=B), rng.integers(C, size=G), weights
 
-def similarities(z, vectors, alpha):
-    """FedPLCC Eq. 7 of all pairs (B, G), clamped below at 1e-6."""
-    return [[max(cosine(v, u), 1e-6) ** alpha for u in vectors] for v in z]
+
+def check_per_sample(function, s, y, labels, weights, setting, want):
+    """function's losses of the samples whose class has a prototype, and finite gradients for all."""
+    similarity, own = tensor(s).requires_grad_(), torch.tensor(labels == y[:, None])
+    has_prototype = own.any(1)
+    losses = function(similarity, own, tensor(weights), setting)
+    agree(losses[has_prototype], [value for value, counts in zip(want, has_prototype) if counts])
+    (losses * has_prototype).sum().backward()
+    assert similarity.grad.isfinite().all()
 
 
-def contrast(s, y, classes, weights, tau):
-    """FedPLCC Eq. 6."""
+@pytest.mark.parametrize("alpha", [0.25, 0.5, 1.0])
+def test_fedplcc_eq7_similarity(alpha):
+    """Catches: a cosine multiplied by α, vectors of another length, an infinite slope at a cosine of 0."""
+    rng = np.random.default_rng(0)
+    z, vectors = rng.normal(size=(5, 4)), rng.normal(size=(9, 4))  # some cosines are below 0
+    z[0] = 0
+    want = [[max(cosine(v, u), 1e-6) ** alpha for u in vectors] for v in z]
+    features = tensor(z).requires_grad_()
+    s = fedplcc.similarity(features, tensor(vectors), alpha)
+    agree(s, want)
+    s.sum().backward()
+    assert features.grad.isfinite().all() and features.grad[1:].any(1).all()
+
+
+@several_prototypes
+@pytest.mark.parametrize("tau", [0.07, 1.0])
+def test_fedplcc_eq6_contrast(B, C, G, tau):
+    """Catches: weights left out of one of the sums, other classes' prototypes in the upper one."""
+    s, y, labels, weights = similarities_of(B, C, G)
     losses = []
     for row, c in zip(s, y):
         terms = [math.exp(v / tau) * w for v, w in zip(row, weights)]
-        own = sum(term for term, k in zip(terms, classes) if k == c)
-        if own:
-            losses.append(-math.log(own / sum(terms)))
-    return mean(losses)
+        own = sum(term for term, label in zip(terms, labels) if label == c)
+        losses.append(-math.log(own / sum(terms)) if own else None)
+    check_per_sample(fedplcc.contrast, s, y, labels, weights, tau, losses)
 
 
-def attraction(s, y, classes, weights, phi):
-    """FedPLCC Eq. 8. φ is a decimal: ⌈0.07 · 100⌉ is 7."""
+@several_prototypes
+@pytest.mark.parametrize("phi", [0.5, 1.0, 0.07])
+def test_fedplcc_eq8_attraction(B, C, G, phi):
+    """Catches: one prototype too many or too few, the least similar ones, no weights, another class's prototypes."""
+    s, y, labels, weights = similarities_of(B, C, G)
     losses = []
     for row, c in zip(s, y):
-        own = sorted([v * w for v, w, k in zip(row, weights, classes) if k == c], reverse=True)
-        if own:
-            losses.append(-sum(own[:math.ceil(Fraction(str(phi)) * len(own))]))
-    return mean(losses)
+        own = sorted([v * w for v, w, label in zip(row, weights, labels) if label == c], reverse=True)
+        kept = math.ceil(Fraction(str(phi)) * len(own))
+        losses.append(-sum(own[:kept]))
+    check_per_sample(fedplcc.attraction, s, y, labels, weights, phi, losses)
 
 
-@pytest.mark.parametrize("B, C, G, D", [(7, 5, 9, 4), (1, 3, 1, 3), (4, 4, 30, 6), (2, 1, 100, 2)])
-@pytest.mark.parametrize("alpha, tau, phi", [(0.5, 0.07, 0.5), (0.25, 1.0, 1.0), (1.0, 0.3, 0.07)])
-def test_fedplcc_losses(B, C, G, D, alpha, tau, phi):
-    """Catches: weights left out of one of the sums, other classes' prototypes in it, one too many or too few ranked,
-    samples of a class without a prototype in the mean, an infinite slope at a cosine of 0."""
-    rng = np.random.default_rng(G)
-    z, vectors = rng.normal(size=(B, D)), rng.normal(size=(G, D))
-    z[0] *= rng.integers(2)  # cosines are below 0 and, for a zero vector, 0
-    y, classes = rng.integers(C, size=B), rng.integers(C, size=G)
-    s = similarities(z, vectors, alpha)
-    agree(fedplcc.similarity(tensor(z), tensor(vectors), alpha), s)                                    # Eq. 7
-    for weights in (rng.random(G) + 0.1, np.ones(G)):
-        for labels in (y, np.full(B, C)):  # nobody has sent a prototype of class C
-            own = torch.tensor(classes == labels[:, None])
-            given, seen = (tensor(s).requires_grad_(), own, tensor(weights)), own.any(1)
-            l_contra = (fedplcc.contrast(*given, tau) * seen).sum() / max(seen.sum(), 1)               # Eq. 6
-            l_corr = (fedplcc.attraction(*given, phi) * seen).sum() / max(seen.sum(), 1)               # Eq. 8
-            agree(l_contra, contrast(s, labels, classes, weights, tau))
-            agree(l_corr, attraction(s, labels, classes, weights, phi))
-            (l_contra + l_corr).backward()
-            assert given[0].grad.isfinite().all()
-    zero = tensor(z * 0).requires_grad_()
-    fedplcc.similarity(zero, tensor(vectors), alpha).sum().backward()
-    assert zero.grad.isfinite().all()
+@pytest.mark.parametrize("percent", [15, 30, 50, 60, 100])
+def test_fedplcc_eq8_ceil_of_share(percent):
+    """Catches: ⌈0.3 · 50⌉ = 16, as floats have it."""
+    n = torch.arange(1, 101)
+    want = [math.ceil(Fraction(percent, 100) * int(value)) for value in n]
+    assert fedplcc.ceil_of_share(percent / 100, n).tolist() == want
 
 
-# --- class means, distances, means over clients, margins ------------------------------------------
+# --- the clients' losses: sums of the terms above, which are replaced ---------------------------------
 
-def test_class_means():
-    """Catches: a sum for a mean, a class left out, the model in train mode (FedTGP Eq. 2, FedFM Eq. 8)."""
-    net = common.Net(torch.nn.Flatten(), torch.nn.Identity(), 1, 5, mean=(0.0,), std=(1 / 255,))
-    net.train()
-    images = common.Images(torch.tensor([1, 2, 6, 50]).byte().view(4, 1, 1, 1), torch.tensor([0, 2, 2, 3]))
-    means, counts = common.class_means(net, images)
+@pytest.fixture
+def term(monkeypatch):
+    """term(module, name, value): replace a term by a number -> the list of arguments that it is called with."""
+    def replace(module, name, value):
+        calls = []
+
+        def stand_in(*arguments):
+            calls.append(arguments)
+            return torch.as_tensor(value)
+        monkeypatch.setattr(module, name, stand_in)
+        return calls
+    return replace
+
+
+def check_call(calls, *want):
+    """There was one call, with these arguments. Features must carry their gradient."""
+    assert len(calls) == 1
+    for got, value in zip(calls[0], want, strict=True):
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(got, value) and got.requires_grad == value.requires_grad
+        else:
+            assert got == value
+
+
+def batch():
+    """A model, images and labels of a batch; its features and cross-entropy."""
+    net = tiny_net()
+    x, y = tiny_images([0, 1, 2, 0, 1, 2, 0, 1])
+    z = net.features(x)
+    entropy = mean([cross_entropy(logits, c) for logits, c in zip(net.classifier(z).tolist(), y.tolist())])
+    return net, x, y, z, entropy
+
+
+def test_fedproto_eq4_local_loss(term):
+    """Catches: λ ignored or on the wrong term, a term of other features or prototypes, --distance ignored."""
+    net, x, y, z, entropy = batch()
+    p, known = torch.rand(3, 3), torch.tensor([True, False, True])
+    calls = term(fedproto, "prototype_distance", 2.0)
+    loss = fedproto.local_loss(net, x, y, p, known, SimpleNamespace(lam=0.7, distance="mse"))
+    agree(loss, entropy + 0.7 * 2, 1e-5)
+    check_call(calls, z, y, p, known, "mse")
+
+
+def test_fedtgp_eq11_local_loss(term):
+    """Catches: λ ignored or on the wrong term, a term of other features or prototypes, --distance ignored."""
+    net, x, y, z, entropy = batch()
+    p = torch.rand(3, 3)
+    calls = term(fedtgp, "prototype_distance", 2.0)
+    loss = fedtgp.local_loss(net, x, y, p, SimpleNamespace(lam=0.7, distance="mse"))
+    agree(loss, entropy + 0.7 * 2, 1e-5)
+    check_call(calls, z, y, p, "mse")
+
+
+def test_fedsa_eq9_local_loss(term):
+    """Catches: a term left out or with another's factor, a term of other features or anchors, --distance ignored."""
+    net, x, y, z, entropy = batch()
+    anchors, margin = torch.rand(3, 3), torch.tensor(1.5)
+    l_r = term(fedsa, "regularization", 2.0)
+    l_mcl = term(fedsa, "margin_contrastive", 3.0)
+    l_cc = term(fedsa, "classifier_calibration", 5.0)
+    args = SimpleNamespace(lam_r=0.3, lam_mcl=0.2, lam_cc=0.6, distance="mse", model="cnn4")
+    agree(fedsa.local_loss(net, x, y, anchors, margin, args), entropy + 0.3 * 2 + 0.2 * 3 + 0.6 * 5, 1e-5)
+    check_call(l_r, z, y, anchors, "mse")
+    check_call(l_mcl, z, y, anchors, margin)
+    check_call(l_cc, net.classifier, anchors)
+
+
+@pytest.mark.parametrize("kind, value", [("vmf", 2.0), ("l2", 3.0)])
+def test_fedlsa_eq10_local_loss(kind, value, term):
+    """Catches: λ ignored, --compactness ignored, a term of other features or anchors, a term with λ = 0."""
+    net, x, y, z, entropy = batch()
+    anchors = torch.rand(3, 3)
+    calls = {"vmf": term(fedlsa, "compactness", 2.0), "l2": term(fedlsa, "l2_distance", 3.0)}
+    arguments = {"vmf": [z, y, anchors, 0.4], "l2": [z, y, anchors]}
+    args = SimpleNamespace(lam=0.7, tau=0.4, compactness=kind)
+    agree(fedlsa.local_loss(net, x, y, anchors, args), entropy + 0.7 * value, 1e-5)
+    check_call(calls[kind], *arguments[kind])
+    args.lam = 0
+    agree(fedlsa.local_loss(net, x, y, anchors, args), entropy, 1e-5)
+
+
+def test_fedplcc_eq4_local_loss(term):
+    """Catches: λ1 and λ2 exchanged, samples of a class without a prototype in the means, other prototypes' arguments."""
+    net, x, y, z, entropy = batch()
+    vectors, labels, weights = torch.rand(4, 3), torch.tensor([0, 1, 1, 0]), torch.rand(4)  # class 2 has none
+    own = labels == y[:, None]
+    s, first, second = torch.rand(8, 4), torch.rand(8), torch.rand(8)
+    similarity = term(fedplcc, "similarity", s)
+    l_contra = term(fedplcc, "contrast", first)
+    l_corr = term(fedplcc, "attraction", second)
+    args = SimpleNamespace(lam_contra=0.4, lam_corr=0.9, alpha=0.6, tau=0.3, phi=0.5)
+    loss = fedplcc.local_loss(net, x, y, fedplcc.Prototypes(vectors, labels, weights), args)
+    counted = [b for b in range(8) if y[b] != 2]
+    agree(loss, entropy + 0.4 * mean(first[counted].tolist()) + 0.9 * mean(second[counted].tolist()), 1e-5)
+    check_call(similarity, z, vectors, 0.6)
+    check_call(l_contra, s, own, weights, 0.3)
+    check_call(l_corr, s, own, weights, 0.5)
+
+    of_class_5 = fedplcc.Prototypes(vectors, labels * 0 + 5, weights)  # no sample of the batch is of it
+    none = fedplcc.Prototypes(vectors[:0], labels[:0], weights[:0])
+    for prototypes in (of_class_5, none):
+        agree(fedplcc.local_loss(net, x, y, prototypes, args), entropy, 1e-5)
+
+
+def test_fedplcc_eq4_lambda_2():
+    """Catches: λ2 that does not follow 10 λ1, or that does so although it is typed."""
+    assert fedplcc.lambda_2(SimpleNamespace(lam_contra=20.0, lam_corr=None)) == 200
+    assert fedplcc.lambda_2(SimpleNamespace(lam_contra=20.0, lam_corr=0.0)) == 0
+
+
+@pytest.mark.parametrize("match, value", [("cg", 2.0), ("l2", 3.0)])
+def test_fedfm_eq10_local_loss(match, value, term):
+    """Catches: λ ignored, --match ignored, a term of other features or anchors, a term in a round without matching."""
+    net, x, y, z, entropy = batch()
+    anchors = fedfm.Anchors(torch.rand(3, 3), torch.tensor([True, False, True]))
+    calls = {"cg": term(fedfm, "contrastive_guiding", 2.0), "l2": term(fedfm, "squared_distance", 3.0)}
+    arguments = {"cg": [z, y, anchors, 0.3], "l2": [z, y, anchors]}
+    args = SimpleNamespace(lam=0.7, match=match, temperature=0.3)
+    agree(fedfm.local_loss(net, x, y, anchors, args), entropy + 0.7 * value, 1e-5)
+    check_call(calls[match], *arguments[match])
+    agree(fedfm.local_loss(net, x, y, None, args), entropy, 1e-5)
+
+
+def test_fedfm_prox():
+    """Catches: FedProx's term without its half, over some parameters only, or as a mean."""
+    net, other = tiny_net(), tiny_net()
+    want = 0.0
+    for weight in other.parameters():
+        change = torch.randn(weight.shape)
+        weight.data += change
+        want += change.double().square().sum().item() / 2
+    assert fedfm.proximal(net, list(other.parameters())).item() == pytest.approx(want, rel=1e-5)
+
+
+# --- class means, distances, accuracies, averages ---------------------------------------------------
+
+def pixel_net(C):
+    """Its one feature is the value of the one pixel."""
+    return common.Net(torch.nn.Flatten(), torch.nn.Linear(1, C), 1, C, mean=(0.0,), std=(1 / 255,))
+
+
+def pixels(values, y):
+    return common.Images(torch.tensor(values).byte().view(-1, 1, 1, 1), torch.tensor(y))
+
+
+def test_eq2_class_means():
+    """Catches: a sum for a mean, a class left out, other counts, the model in train mode (FedFM: Eq. 8)."""
+    net = pixel_net(5).train()
+    means, counts = common.class_means(net, pixels([1, 2, 6, 50], [0, 2, 2, 3]))
     agree(means, [[1.0], [0.0], [4.0], [50.0], [0.0]], 1e-6)
     assert counts.tolist() == [1, 0, 2, 1, 0] and counts.dtype == torch.long
     assert not net.training
 
 
-def test_the_nearest_prototype():
-    """Catches: the zeros of an unknown class predicted, though nobody has it."""
+def test_nearest_prototype():
+    """Catches: the zeros of an unknown class predicted, the farthest prototype."""
     prototypes, known = torch.tensor([[1.0], [0.0], [4.0], [50.0]]), torch.tensor([True, False, True, True])
     z = torch.tensor([[0.0], [2.0], [3.0], [26.0], [28.0]])
     assert common.nearest_prototype(z, prototypes, known).tolist() == [0, 0, 2, 2, 3]
@@ -265,91 +442,211 @@ def test_the_nearest_prototype():
 
 
 def test_distances_far_from_the_origin():
-    """Catches: |a|² + |b|² - 2ab in float32, which rounds the distances of long vectors that are close together to
-    nothing."""
-    far = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)) * 0.1 + 1000
-    assert common.nearest_prototype(far + 0.001, far).tolist() == list(range(40))
-    away = common.distances(tensor([[3, 4]]), tensor([[0, 0], [3, 4 + 1e-9]]))
-    assert away[0].tolist() == pytest.approx([5, 1e-9])
+    """Catches: |a|² + |b|² - 2ab, which rounds small distances of long vectors to nothing, in float32 at once."""
+    near, far = torch.tensor([[3.0, 4.0]]), torch.rand(40, 64, generator=torch.Generator().manual_seed(0)) + 1000
+    assert common.distances(near, torch.zeros(1, 2)).item() == pytest.approx(5)
+    assert common.distances(far + 0.01, far).argmin(1).tolist() == list(range(40))
+    assert common.distances(far + 0.01, far).diagonal().numpy() == pytest.approx(0.08, rel=0.02)
 
 
-def test_the_baseline():
-    """Catches: the most frequent class of the test images in the place of the training images', a mean over clients
-    for one over images."""
-    clients = []
-    for train, test in (([0, 1, 1, 2], [0, 0, 0, 1, 2, 1]), ([2, 2, 0], [2, 1])):
-        images = [common.Images(torch.zeros(len(y), 3, 1, 1).byte(), torch.tensor(y)) for y in (train, test)]
-        net = common.Net(torch.nn.Flatten(), torch.nn.Linear(3, 3), 3, 3)
-        clients.append(common.Client(len(clients), *images, net=net))
-    args = SimpleNamespace(eval_every=1, rounds=1, workers=1)
-    assert common.evaluate_personal(clients, torch.zeros(3, 3), 1, args)["most_frequent"] == 100 * (2 + 1) / 8
+def test_accuracy_of_personal_models():
+    """Catches: a mean over clients, not images; training images tested; other columns; an unknown class predicted."""
+    torch.manual_seed(3)
+    prototypes, known = torch.tensor([[0.0], [20.0], [40.0]]), torch.tensor([True, False, True])
+    clients, right, total = [], [0, 0, 0], 0
+    for values, y, train_y, most_frequent in (([1, 22, 31, 45, 3, 9], [0, 0, 0, 1, 2, 1], [0, 1, 1, 2], 1),
+                                              ([70, 10], [2, 1], [2, 2, 0], 2)):
+        net = pixel_net(3)
+        train, test = pixels([5] * len(train_y), train_y), pixels(values, y)
+        clients.append(common.Client(len(clients), train, test=test, net=net))
+        for value, label in zip(values, y):
+            by_classifier = net.classifier(torch.tensor([float(value)])).argmax()
+            by_prototype = 0 if value < 20 else 2
+            right[0] += int(by_classifier == label)
+            right[1] += by_prototype == label
+            right[2] += most_frequent == label
+            total += 1
+    args = SimpleNamespace(eval_every=2, rounds=3, workers=1)
+    want = {name: 100 * n / total for name, n in zip(["classifier", "anchor", "most_frequent"], right)}
+    assert len(set(right)) == 3
+    assert common.evaluate_personal(clients, prototypes, 2, args, known=known, name="anchor") == pytest.approx(want)
+    assert common.evaluate_personal(clients, prototypes, 1, args, known=known) == {}
 
 
-FEDERATIONS = [(5, 6, 4), (1, 5, 3), (8, 2, 2), (3, 1, 3), (20, 10, 8)]  # K clients, C classes, D features
+def net_that_answers_1_above_10():
+    net = pixel_net(2)
+    net.classifier.weight.data, net.classifier.bias.data = torch.tensor([[0.0], [1.0]]), torch.tensor([10.0, 0.0])
+    return net
+
+
+def test_accuracy_of_the_global_model():
+    """Catches: a mean over images for one over domains, another domain's images, an evaluation in a round without."""
+    net = net_that_answers_1_above_10()
+    tests = {"a": pixels([5, 15, 25, 35], [0, 0, 1, 1]), "b": pixels([5, 15], [1, 0])}
+    args = SimpleNamespace(eval_every=2, rounds=3)
+    assert common.evaluate_global(net.train(), tests, 3, args) == {"test": 37.5, "a": 75, "b": 0}
+    assert common.evaluate_global(net, {"a": tests["a"]}, 2, args) == {"test": 75}
+    assert common.evaluate_global(net, tests, 1, args) == {}
+
+
+def test_fedfm_validation():
+    """Catches: a mean over images for one over clients, a client without validation images that counts."""
+    net, clients = net_that_answers_1_above_10(), []
+    for values, y in (([5, 15, 25, 35], [0, 0, 1, 1]), ([5], [1]), ([], [])):
+        clients.append(common.Client(len(clients), pixels([1], [0]), val=pixels(values, y), net=net))
+    assert fedfm.validate(net, clients) == {"validation": 37.5}
+    assert fedfm.validate(net, clients[2:]) == {}
+
+
+@pytest.mark.parametrize("K", [1, 2, 7])
+def test_fedfm_eq11_average_of_models(K):
+    """Catches: equal weights, another divisor than Σ n_k, BatchNorm's statistics left out."""
+    nets, n = [], [5 * k + 1 for k in range(K)]
+    for k in range(K):
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).double()
+        for _ in range(k + 1):  # BatchNorm's counters and statistics differ
+            net(torch.randn(6, 3, dtype=torch.float64))
+        nets.append(net.state_dict())
+    averages = common.average(nets, n)
+    assert averages.keys() == nets[0].keys()
+    for name, value in averages.items():
+        agree(value, sum(m * net[name].numpy() for m, net in zip(n, nets)) / sum(n), 1e-6)
+
+
+# --- means over clients, margins --------------------------------------------------------------------
+
+several_federations = pytest.mark.parametrize("K, C, D", [(5, 6, 4), (1, 5, 3), (8, 2, 2), (3, 1, 3), (20, 10, 8)])
 
 
 def uploads_of(K, C, D):
-    """Uploads (K, C, D), counts (K, C), each class's owners. Nobody has class C // 2. What stands in the row of a
-    class that a client lacks must not matter."""
+    """Uploads (K, C, D), counts (K, C), each class's owners. Nobody has class C // 2. Absent rows are 1e6."""
     rng = np.random.default_rng(K)
     counts = rng.integers(1, 40, size=(K, C)) * (rng.random((K, C)) < 0.6) * (np.arange(C) != C // 2)
     uploads = rng.normal(size=(K, C, D))
     uploads[counts == 0] = 1e6
-    return uploads, counts, [[i for i in range(K) if counts[i, c]] for c in range(C)]
+    owners = [[i for i in range(K) if counts[i, c]] for c in range(C)]
+    return uploads, counts, owners
 
 
-@pytest.mark.parametrize("K, C, D", FEDERATIONS)
-def test_means_over_clients(K, C, D):
-    """Catches: counts left out or those of another class, lacking clients counted, a class of nobody moved or
-    forgotten."""
+@several_federations
+@pytest.mark.parametrize("script", [fedproto, fedsa], ids=["fedproto", "fedsa"])
+def test_eq3_weighted_mean(script, K, C, D):
+    """Catches: counts left out or those of another class, clients that lack the class counted."""
     uploads, counts, owners = uploads_of(K, C, D)
-    rng = np.random.default_rng(K + 70)
-    old, had, seen = rng.normal(size=(C, D)), rng.random(C) < 0.5, counts.sum(0) > 0
-    weighted, plain, filled = np.zeros((3, C, D))
+    want = np.zeros((C, D))
     for c in range(C):
         if owners[c]:
-            weighted[c] = weighted_mean(uploads[owners[c], c], counts[owners[c], c])
-            plain[c] = mean([uploads[i, c] for i in owners[c]])
-        # who lacks the class counts with its previous anchor, if there is one
-        filled[c] = mean([uploads[i, c] if i in owners[c] else old[c] for i in range(K) if i in owners[c] or had[c]])
-
-    sent = tensor(uploads), torch.tensor(counts)
-    for result, want in ((fedproto.weighted_mean(*sent), weighted),                                # FedTGP Eq. 3
-                         (fedproto.weighted_mean(*sent, "uniform"), plain),
-                         (fedsa.weighted_mean(*sent), weighted)):                                  # FedSA Eq. 3
-        agree(result[0], want)
-        assert result[1].tolist() == seen.tolist()
-    for alpha in (0.9999, 0.5, 0.0, 1.0):                                                          # FedSA Eq. 10
-        want = [alpha * a + (1 - alpha) * m if s else a for a, m, s in zip(old, weighted, seen)]
-        agree(fedsa.ema(tensor(old), tensor(weighted), torch.tensor(seen), alpha), want)
-    for rule, want in (("weighted", weighted), ("uniform", filled)):                                # FedFM Eq. 9, VII-D
-        anchors, known = fedfm.new_anchors(*sent, tensor(old), torch.tensor(had), SimpleNamespace(aggregate=rule))
-        agree(anchors, [want[c] if owners[c] else old[c] for c in range(C)])
-        assert known.tolist() == (had | seen).tolist()
+            want[c] = weighted_mean(uploads[owners[c], c], counts[owners[c], c])
+    averages, uploaded = script.weighted_mean(tensor(uploads), torch.tensor(counts))
+    uploaded = uploaded.numpy()
+    assert uploaded.tolist() == [len(of_class) > 0 for of_class in owners]
+    agree(averages[uploaded], want[uploaded])
 
 
-@pytest.mark.parametrize("K, C, D", FEDERATIONS)
-@pytest.mark.parametrize("tau", [0.5, 100.0])
-def test_margins(K, C, D, tau):
-    """Catches: a distance within a class, an absent class with a margin."""
+@several_federations
+@pytest.mark.parametrize("alpha", [0.9999, 0.5, 0.0, 1.0])
+def test_fedsa_eq10_ema(alpha, K, C, D):
+    """Catches: α on the wrong side, a class that nobody uploaded moved."""
+    rng = np.random.default_rng(K)
+    old, averages, uploaded = rng.normal(size=(C, D)), rng.normal(size=(C, D)), rng.random(C) < 0.6
+    want = old.copy()
+    for c in range(C):
+        if uploaded[c]:
+            want[c] = alpha * old[c] + (1 - alpha) * averages[c]
+    agree(fedsa.ema(tensor(old), tensor(averages), torch.tensor(uploaded), alpha), want)
+
+
+@several_federations
+@pytest.mark.parametrize("aggregate", ["weighted", "uniform"])
+def test_fedfm_eq9_new_anchors(aggregate, K, C, D):
+    """Catches: counts left out, a class that nobody has moved; uniform: lacking clients without the old anchor."""
     uploads, counts, owners = uploads_of(K, C, D)
-    centres = [mean([uploads[i, c] for i in owners[c]]) for c in range(C) if owners[c]]
-    pairwise = nearest = 0.0
-    if len(centres) > 1:
-        pairwise = max(euclidean(a, b) for a, b in itertools.combinations(centres, 2))
-        nearest = max(nearest_margins(centres))
-    rules = dict(pairwise=min(pairwise, tau), nearest=min(nearest, tau), fixed=tau, none=0.0)      # FedTGP Eq. 9
-    for rule, want in rules.items():
-        agree(fedtgp.adaptive_margin(tensor(uploads), torch.tensor(counts > 0), rule, tau), want)
+    rng = np.random.default_rng(K + 70)
+    old, had = rng.normal(size=(C, D)), rng.random(C) < 0.5
+    want = old.copy()
+    for c in range(C):
+        vectors, sizes = [uploads[i, c] for i in owners[c]], [counts[i, c] for i in owners[c]]
+        if aggregate == "uniform":
+            if had[c]:
+                vectors += [old[c]] * (K - len(owners[c]))
+            sizes = [1] * len(vectors)
+        if owners[c]:
+            want[c] = weighted_mean(vectors, sizes)
+    anchors = fedfm.Anchors(tensor(old), torch.tensor(had))
+    vectors, known = fedfm.new_anchors(tensor(uploads), torch.tensor(counts), anchors, aggregate)
+    agree(vectors, want)
+    assert known.tolist() == [bool(had[c] or owners[c]) for c in range(C)]
 
-    for rows, count in zip(uploads, counts):                                                       # FedSA Eq. 6
-        points = rows[count > 0]
-        agree(fedsa.average_margin(tensor(points)), average_margin(points))
-        want = mean(nearest_margins(points)) if len(points) > 1 else 0.0
-        agree(fedsa.average_margin(tensor(points), "nearest"), want)
+
+@several_federations
+def test_fedtgp_eq9_class_centres(K, C, D):
+    """Catches: a mean by counts or over all participants, a centre for an absent class."""
+    uploads, counts, owners = uploads_of(K, C, D)
+    want = [mean(uploads[owners[c], c]) for c in range(C) if owners[c]]
+    agree(fedtgp.class_centres(tensor(uploads), torch.tensor(counts > 0)), np.reshape(want, (-1, D)))
 
 
-# --- FINCH ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("tau", [0.5, 100.0])
+@pytest.mark.parametrize("C", [1, 2, 7])
+def test_fedtgp_eq9_adaptive_margin(C, tau):
+    """Catches: a mean for the maximum, τ ignored, nan for a single class."""
+    centres = np.random.default_rng(C).normal(size=(C, 4))
+    largest = max(euclidean(a, b) for a in centres for b in centres)
+    agree(fedtgp.adaptive_margin(tensor(centres), tau), min(largest, tau))
+
+
+@pytest.mark.parametrize("tau", [0.5, 100.0])
+@pytest.mark.parametrize("C", [1, 2, 7])
+def test_fedtgp_largest_nearest_distance(C, tau):
+    """Catches: the smallest distance or a mean, a centre as its own neighbour, τ ignored, inf for a single class."""
+    centres = np.random.default_rng(C).normal(size=(C, 4))
+    nearest = []
+    for i in range(C):
+        others = [euclidean(centres[i], centres[j]) for j in range(C) if j != i]
+        nearest.append(min(others, default=0.0))
+    agree(fedtgp.largest_nearest_distance(tensor(centres), tau), min(max(nearest), tau))
+
+
+@pytest.mark.parametrize("rule, want", [("pairwise", 2.0), ("nearest", 3.0), ("fixed", 7.0), ("none", 0.0)])
+def test_fedtgp_eq9_margin_rules(rule, want, term):
+    """Catches: --margin-rule ignored, a margin of other centres, without τ."""
+    local, owned, centres = torch.rand(2, 3, 4), torch.ones(2, 3) > 0, torch.rand(3, 4)
+    averaged = term(fedtgp, "class_centres", centres)
+    calls = {"pairwise": term(fedtgp, "adaptive_margin", 2.0), "nearest": term(fedtgp, "largest_nearest_distance", 3.0)}
+    margin = fedtgp.server_margin(local, owned, SimpleNamespace(margin_rule=rule, tau=7.0))
+    assert margin.item() == want
+    check_call(averaged, local, owned)
+    if rule in calls:
+        check_call(calls[rule], centres, 7.0)
+
+
+@pytest.mark.parametrize("N", [1, 2, 5])
+def test_fedsa_eq6_average_margin(N):
+    """Catches: the mean distance, which is N / (N - 1) times smaller; nan for a single class."""
+    points = np.random.default_rng(N).normal(size=(N, 4))
+    agree(fedsa.average_margin(tensor(points)), average_margin(points))
+
+
+@pytest.mark.parametrize("scale", [0.01, 100])
+def test_fedsa_eq6_margin_of_a_client(scale, monkeypatch):
+    """Catches: the smaller of client's and anchors' margin, one after training, zeros of absent classes in it."""
+    net, given = tiny_net(4), []
+    monkeypatch.setattr(fedsa, "average_margin", lambda points: tensor(average_margin(points.tolist())))
+
+    def local_loss(net, x, y, anchors, margin, args):
+        given.append(margin.item())
+        return net(x).square().sum()
+    monkeypatch.setattr(fedsa, "local_loss", local_loss)
+    images, anchors = tiny_images([0, 1, 3, 0, 1, 3]), scale * torch.rand(4, 3)
+    z = net.features(images.x).tolist()
+    means = [mean([np.array(z[i]), np.array(z[i + 3])]) for i in range(3)]
+    args = SimpleNamespace(seed=0, local_epochs=2, batch_size=6, batches="all", lr=0.1, momentum=0.0, weight_decay=0.0)
+    fedsa.client_update(common.Client(0, images, net=net), anchors, 1, args)
+    want = max(average_margin(means), average_margin(anchors.tolist()))
+    assert given == pytest.approx([want, want], rel=1e-5)
+
+
+# --- FINCH ------------------------------------------------------------------------------------------
 
 def in_order(*columns):
     """Parallel columns as sorted rows: clusters may come in any order."""
@@ -357,194 +654,203 @@ def in_order(*columns):
     return tensor(sorted(rows))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 6, 30])
-@pytest.mark.parametrize("seed, D", [(0, 2), (2, 16)])
-def test_finch(seed, D, n):
-    """Catches: links followed one way only, unweighted centres, weights not summed, a pass too many or too few
-    (FedPLCC Eqs. 9, 10)."""
-    rng = np.random.default_rng(1000 * seed + n)
-    drawn = rng.normal(size=(n, D))
-    as_after_relu = np.maximum(drawn, 0) + rng.random((n, D)) * 0.1
-    for x in (drawn, as_after_relu):
-        if n > 1:
-            label = fedplcc.first_neighbour_clusters(tensor(x)).tolist()
-            clusters = [[i for i in range(n) if label[i] == m] for m in range(max(label) + 1)]
-            assert sorted(clusters) == sorted(groups_of(x))
-        for w in (np.ones(n), rng.integers(1, 50, size=n)):
-            for level in ("last", "first"):
-                agree(in_order(*fedplcc.finch(tensor(x), tensor(w), level)), in_order(*finch(x, w, level)))
+several_vectors = pytest.mark.parametrize("n, D", [(1, 2), (2, 16), (3, 2), (6, 2), (30, 2), (30, 16)])
 
 
-def test_finch_by_hand():
-    """Catches: FINCH that differs from a case worked by hand. Directions of 0, 1, 20, 22, 90, 93 degrees: each has the
-    other of its pair as neighbour. The centres of the first two pairs have each other as neighbours, the third's is
-    the second: the next pass merges all."""
-    degrees, w = tensor([0, 1, 20, 22, 90, 93]), tensor([1, 1, 3, 1, 1, 1])
+def vectors_of(n, D):
+    """Random vectors, and such as a ReLU gives; their sizes."""
+    rng = np.random.default_rng(n + D)
+    x = rng.normal(size=(n, D))
+    return [x, np.maximum(x, 0) + 0.1 * rng.random((n, D))], rng.integers(1, 50, size=n)
+
+
+@several_vectors
+def test_fedplcc_finch_first_neighbours(n, D):
+    """Catches: links followed one way only, dot products for cosines, a vector as its own neighbour."""
+    for x in vectors_of(n, D)[0]:
+        numbers = fedplcc.first_neighbour_clusters(tensor(x)).tolist()
+        clusters = [[i for i in range(n) if numbers[i] == m] for m in range(max(numbers) + 1)]
+        assert sorted(clusters) == sorted(groups_of(x))
+
+
+@several_vectors
+def test_fedplcc_finch_pass_and_end(n, D):
+    """Catches: means without sizes, sizes not summed, a pass too many or too few."""
+    both, sizes = vectors_of(n, D)
+    for x in both:
+        agree(in_order(*fedplcc.merge_neighbours(tensor(x), tensor(sizes))), in_order(*merged(x, sizes)))
+        agree(in_order(*fedplcc.finch(tensor(x), tensor(sizes))), in_order(*finch(x, sizes)))
+
+
+def test_fedplcc_finch_by_hand():
+    """Catches: FINCH that differs from a case worked by hand: pairs of directions, 0, 1, 20, 22, 90, 93 degrees."""
+    degrees, sizes = tensor([0, 1, 20, 22, 90, 93]), tensor([1, 1, 3, 1, 1, 1])
     x = torch.stack([degrees.deg2rad().cos(), degrees.deg2rad().sin()], 1)
+    assert fedplcc.connected_components(torch.tensor([1, 0, 1, 4, 3])).tolist() == [0, 0, 0, 1, 1]
     assert fedplcc.first_neighbour_clusters(x).tolist() == [0, 0, 1, 1, 2, 2]
-    for level in ("last", "first"):
-        centres, sizes = fedplcc.finch(x, w, level)
-        assert sizes.tolist() == [2, 4, 2]
-        assert torch.allclose(centres[1], (3 * x[2] + x[3]) / 4)
-
-    # if the first pass already merges all, that is the result, with the centre of all
-    centres, sizes = fedplcc.finch(x[:3], w[:3])
-    assert sizes.tolist() == [5] and torch.allclose(centres[0], (x[0] + x[1] + 3 * x[2]) / 5)
-    assert [len(fedplcc.finch(x[:n], w[:n])[0]) for n in (1, 2, 3, 4)] == [1, 1, 1, 2]
-
-    both_sides = torch.cat([x, -7 * x])
-    for level, clusters in (("first", 6), ("last", 2)):
-        assert len(fedplcc.finch(both_sides, torch.cat([w, w]), level)[0]) == clusters
+    means, totals = fedplcc.finch(x, sizes)
+    assert totals.tolist() == [2, 4, 2]
+    agree(means[1], (3 * x[2] + x[3]) / 4)
+    means, totals = fedplcc.finch(x[:3], sizes[:3])  # the first pass merges all: that is the result
+    assert totals.tolist() == [5]
+    agree(means[0], (x[0] + x[1] + 3 * x[2]) / 5)
     for ties in (x * 0, x[[0] * 6]):  # whatever the clusters are, they add up
-        centres, sizes = fedplcc.finch(ties, w)
-        assert torch.allclose(sizes @ centres, w @ ties)
+        means, totals = fedplcc.finch(ties, sizes)
+        agree(totals @ means, sizes @ ties)
 
 
-@pytest.mark.parametrize("K, C", [(1, 3), (2, 1), (3, 4), (8, 5)])
-@pytest.mark.parametrize("level", ["last", "first"])
-def test_fedplcc_global_prototypes(K, C, level):
-    """Catches: classes clustered together, weights that sum to 1 over all classes, sizes left out (FedPLCC Eqs. 10,
-    11)."""
-    rng = np.random.default_rng(K)
-    n = 9 * K
-    x, y, w = rng.normal(size=(n, 3)), rng.integers(C, size=n), rng.integers(1, 20, size=n)
-    columns = torch.tensor(x).float().chunk(K), torch.tensor(y).chunk(K), torch.tensor(w).float().chunk(K)
-    sent = [fedplcc.Clusters(*rows) for rows in zip(*columns)]
-    for uniform in (False, True):
-        want = []
-        for c in set(y.tolist()):
-            for centre, size in zip(*finch(x[y == c], w[y == c], level)):
-                want.append((centre, c, 1.0 if uniform else size / w[y == c].sum()))
-        args = SimpleNamespace(finch_level=level, uniform_weights=uniform)
-        got = fedplcc.global_prototypes(sent, args)
-        agree(in_order(*got), in_order(*zip(*want)), 1e-5, 1e-6)  # float32
+@pytest.mark.parametrize("C", [1, 4])
+def test_fedplcc_finch_of_each_class(C):
+    """Catches: classes clustered together, others' sizes or labels; float32, which cannot tell near vectors apart."""
+    rng = np.random.default_rng(C)
+    x, y, sizes = 1 + 1e-4 * rng.normal(size=(40, 8)).astype(np.float32), rng.integers(C, size=40), rng.integers(1, 9, 40)
+    rows = []
+    for c in range(C):
+        for vector, size in zip(*finch(x[y == c].astype(float), sizes[y == c])):
+            rows.append((vector, c, size))
+    got = fedplcc.cluster_by_class(torch.tensor(x), torch.tensor(y), torch.tensor(sizes).float())
+    agree(in_order(*got), in_order(*zip(*rows)), 1e-6)
 
 
-def test_nearly_equal_features_are_told_apart():
-    """Catches: cosines in float32. Those of features that differ by a ten-thousandth all round to 1, and all would
-    merge."""
-    x = (1 + 1e-4 * torch.randn(30, 8, generator=torch.Generator().manual_seed(0))).float()
-    sizes = torch.ones(30)
-    got = fedplcc.cluster_by_class(x, torch.zeros(30).long(), sizes, "first")
-    assert sorted(got.sizes.tolist()) == sorted(len(g) for g in groups_of(x.double().numpy()))
+def test_fedplcc_eq9_local_clusters(term):
+    """Catches: images that do not count as one each, features of a model in train mode."""
+    net, images, clusters = tiny_net(), tiny_images([0, 1, 2, 0, 1]), torch.rand(1)
+    net.train()
+    calls = term(fedplcc, "cluster_by_class", clusters)
+    assert fedplcc.local_clusters(net, images) is clusters
+    with torch.no_grad():
+        check_call(calls, net.features(images.x), images.y, torch.ones(5))
+    assert not net.training
 
 
-# --- averaged models, and training: steps along numerical derivatives -----------------------------
-
-def weights_of(module):
-    return [np.array(p.tolist(), float) for p in module.parameters()]
-
-
-@pytest.mark.parametrize("K", [1, 2, 7])
-def test_averages_of_models(K):
-    """Catches: equal weights in FedFM Eq. 11, Σ p_k w_k with p_k = N_k / N, BatchNorm's statistics left out; another
-    factor of FedProx's term."""
-    nets = [torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).double() for _ in range(K)]
-    n = [5 * k + 1 for k in range(K)]
-    for k, net in enumerate(nets):
-        for _ in range(K - k):  # BatchNorm's counters and statistics differ
-            net(torch.randn(6, 3, dtype=torch.float64))
-    for name, value in common.average([net.state_dict() for net in nets], n).items():
-        states = [net.state_dict()[name].numpy() for net in nets]
-        agree(value, sum(m * s for m, s in zip(n, states)) / sum(n), 1e-6)  # counters become float32
-    gap = sum(((a - b) ** 2).sum() for a, b in zip(weights_of(nets[0]), weights_of(nets[-1])))
-    agree(fedfm.proximal(nets[0], list(nets[-1].parameters())), gap / 2)
+@pytest.mark.parametrize("uniform", [False, True])
+def test_fedplcc_eq10_global_prototypes(uniform, term, monkeypatch):
+    """Catches: a client's clusters left out, sizes left out, weights of other clusters, --uniform-weights ignored."""
+    columns = torch.rand(5, 3), torch.tensor([0, 1, 1, 0, 2]), torch.tensor([3.0, 1.0, 4.0, 1.0, 5.0])
+    union = fedplcc.Clusters(torch.rand(3, 3), torch.tensor([0, 1, 2]), torch.tensor([4.0, 5.0, 5.0]))
+    calls = []
+    monkeypatch.setattr(fedplcc, "cluster_by_class", lambda *given: calls.append(given) or union)
+    weights = term(fedplcc, "prototype_weights", [0.2, 0.3, 0.5])
+    sent = [fedplcc.Clusters(*(column[:2] for column in columns)), fedplcc.Clusters(*(column[2:] for column in columns))]
+    got = fedplcc.global_prototypes(sent, uniform)
+    check_call(calls, *columns)
+    check_call(weights, union.sizes, union.labels)
+    assert got.vectors is union.vectors and got.labels is union.labels
+    assert got.weights.tolist() == pytest.approx([1, 1, 1] if uniform else [0.2, 0.3, 0.5])
 
 
-def slopes_of(loss, weights):
-    """Central differences of loss(weights) in every weight."""
-    slopes = [np.zeros_like(w) for w in weights]
-    for w, slope in zip(weights, slopes):
-        for i in np.ndindex(w.shape):
-            value = w[i]
-            w[i] = value + 1e-5
-            above = loss(weights)
-            w[i] = value - 1e-5
-            below = loss(weights)
-            w[i] = value
-            slope[i] = (above - below) / 2e-5
-    return slopes
+def test_fedplcc_eq11_prototype_weights():
+    """Catches: weights that sum to 1 over all classes, another class's total."""
+    weights = fedplcc.prototype_weights(tensor([3, 1, 4, 5]), torch.tensor([2, 0, 2, 0]))
+    agree(weights, [3 / 7, 1 / 6, 4 / 7, 5 / 6])
 
 
-def sgd(loss, weights, steps, lr, momentum, decay):
-    """Steps of SGD on loss(weights) -> the weights, the losses before each step."""
-    weights = [w.copy() for w in weights]
-    losses, speed = [], [0.0] * len(weights)
-    for _ in range(steps):
-        losses.append(loss(weights))
-        slopes = slopes_of(loss, weights)
-        speed = [momentum * v + s + decay * w for v, s, w in zip(speed, slopes, weights)]
-        weights = [w - lr * v for w, v in zip(weights, speed)]
-    return weights, losses
+# --- the servers that train -------------------------------------------------------------------------
 
-
-def mlp(weights):
-    """F of FedTGP, Θ of FedLSA: the vectors weights[0] through Linear, ReLU, Linear."""
-    vectors, w1, b1, w2, b2 = weights
+def two_layers(vectors, w1, b1, w2, b2):
+    """Linear, ReLU, Linear: F of FedTGP, Θ of FedLSA."""
     return [linear(w2, b2, [max(v, 0.0) for v in linear(w1, b1, row)]) for row in vectors]
 
 
-@pytest.mark.parametrize("K, C", [(3, 4), (1, 2), (2, 1)])
-def test_fedtgp_server(K, C):
-    """Catches: zeros of absent classes trained on, momentum or weight decay of the clients, a gradient that does not
-    reach F or the vectors. Two epochs of one batch (FedTGP Eqs. 5, 10)."""
-    rng = np.random.default_rng(K)
-    torch.manual_seed(K)
-    server = fedtgp.GlobalPrototypes(C, 3).double()
-    assert len(weights_of(fedtgp.GlobalPrototypes(C, 3, no_mlp=True))) == 1
-    uploads, owned = rng.normal(size=(K, C, 3)), rng.random((K, C)) < 0.7
-    owned[0, 0] = True
-
-    def loss(weights):
-        return margin_term(uploads[owned], np.nonzero(owned)[1], mlp(weights), 0.8)
-    want, want_losses = sgd(loss, weights_of(server), 2, 0.1, momentum=0.0, decay=0.0)
-    args = SimpleNamespace(seed=0, server_epochs=2, batch_size=K * C, lr=0.1, momentum=0.9, weight_decay=0.01)
-    got, losses = fedtgp.server_update(server, tensor(uploads), torch.tensor(owned), tensor(0.8), 1, args)
-    agree(got, mlp(want), 1e-6, 1e-8)
-    agree(losses, want_losses[-1:], 1e-6, 1e-8)
+def test_fedtgp_global_prototypes():
+    """Catches: another width of F or activation, F with --no-mlp, vectors that are not trained."""
+    net = fedtgp.GlobalPrototypes(7, 5, no_mlp=False).double()
+    w1, b1, w2, b2 = [p.tolist() for p in net.mlp.parameters()]
+    agree(net(), two_layers(net.v.tolist(), w1, b1, w2, b2))
+    assert sum(p.numel() for p in net.parameters()) == 7 * 5 + 2 * (5 * 5 + 5)
+    plain = fedtgp.GlobalPrototypes(7, 5, no_mlp=True)
+    assert plain().equal(plain.v) and [p is plain.v for p in plain.parameters()] == [True]
 
 
-def test_fedtgp_server_draws_its_batches_anew():
-    """Catches: the uploads in the same order in each round; not every batch's loss of the last epoch."""
-    uploads, owned = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(0)).double(), torch.ones(3, 4) > 0
-
-    def trained(t, lr, seed=0):
-        torch.manual_seed(7)
-        args = SimpleNamespace(seed=seed, server_epochs=1, batch_size=4, lr=lr)
-        server = fedtgp.GlobalPrototypes(4, 3).double()
-        return fedtgp.server_update(server, uploads, owned, tensor(0.8), t, args)
-    one, again, later, other = trained(1, 0.1)[0], trained(1, 0.1)[0], trained(2, 0.1)[0], trained(1, 0.1, seed=1)[0]
-    assert one.equal(again) and abs(one - later).max() > 1e-6 and abs(one - other).max() > 1e-6
-    prototypes, losses = trained(1, 1e-30)
-    assert len(losses) == 3
-    agree(losses.mean(), margin_term(uploads.flatten(0, 1).numpy(), [0, 1, 2, 3] * 3, prototypes.numpy(), 0.8))
+def test_fedlsa_anchor_net():
+    """Catches: another width of Θ or activation, anchors that do not have length 1, R that is not trained."""
+    net = fedlsa.AnchorNet(7, 6, 5).double()
+    R, w1, b1, w2, b2 = [p.tolist() for p in net.parameters()]
+    agree(net(), [unit(row) for row in two_layers(R, w1, b1, w2, b2)])
+    assert np.shape(R) == (7, 6) and np.shape(w1) == (6, 6) and np.shape(w2) == (5, 6)
 
 
-@pytest.mark.parametrize("C", [1, 2, 4])
-def test_fedlsa_server(C):
-    """Catches: anchors that are not normalised, a term left out, another optimizer, a classifier that is trained as
-    well. Three steps (FedLSA Eqs. 3-5, A = nor(Θ(R)))."""
-    torch.manual_seed(C)
-    server, classifier = fedlsa.AnchorNet(C, 3, 4), torch.nn.Linear(4, C).double()
-    server, frozen = server.double(), weights_of(classifier)
+class Table(torch.nn.Module):
+    """In place of the servers' networks: C vectors of size D, all parameters."""
 
-    def anchors(weights):
-        return [unit(row) for row in mlp(weights)]
+    def __init__(self, C, D):
+        super().__init__()
+        self.vectors, self.scale = torch.nn.Parameter(torch.randn(C, D)), torch.nn.Parameter(torch.rand(D))
 
-    def loss(weights):
-        return calibration(anchors(weights), *frozen) + 0.4 * separation(anchors(weights), 0.2)
-    want, losses = sgd(loss, weights_of(server), 3, 0.1, momentum=0.9, decay=0.01)
+    def forward(self):
+        return self.vectors * self.scale
+
+
+def test_fedtgp_eq10_server_update(monkeypatch):
+    """Catches: zeros of absent classes, momentum, an epoch too few, losses of other epochs, prototypes a step old."""
+    def loss_of(p, labels, prototypes, margin):
+        return (margin * (p - prototypes[labels]).square()).sum()
+    monkeypatch.setattr(fedtgp, "margin_contrastive", loss_of)
+    net = Table(4, 3)
+    again = copy.deepcopy(net)
+    uploads, owned = torch.randn(3, 4, 3), torch.tensor([[1, 0, 1, 0], [0, 0, 1, 1], [1, 0, 0, 0]]) > 0
+    args = SimpleNamespace(seed=0, server_epochs=3, batch_size=10, lr=0.01, momentum=0.9, weight_decay=0.01)
+    prototypes, losses = fedtgp.server_update(net, uploads, owned, 0.8, 1, args)
+
+    clients, labels = [0, 0, 1, 1, 2], torch.tensor([0, 2, 2, 3, 0])
+    for _ in range(3):
+        loss = loss_of(uploads[clients, labels], labels, again(), 0.8)
+        sgd_step(again, loss, {}, lr=0.01)  # {}: no momentum
+    agree(prototypes, again().detach(), 1e-4, 1e-6)
+    agree(losses, [loss.item()], 1e-5)
+    assert not prototypes.requires_grad
+
+
+def test_fedtgp_eq10_server_batches(term):
+    """Catches: an upload left out or twice, another's label, the same order in each epoch, round or seed."""
+    owned = torch.tensor([[1, 1, 0, 1], [0, 1, 1, 1], [1, 0, 0, 0]]) > 0
+    uploads = torch.arange(36.0).view(3, 4, 3)
+    orders = []
+    for seed, t in ((0, 1), (0, 2), (1, 1)):
+        calls = term(fedtgp, "margin_contrastive", torch.zeros((), requires_grad=True))
+        args = SimpleNamespace(seed=seed, server_epochs=2, batch_size=3, lr=0.1)
+        _, losses = fedtgp.server_update(Table(4, 3), uploads, owned, 0.0, t, args)
+        assert [len(labels) for _, labels, _, _ in calls] == [3, 3, 1, 3, 3, 1] and len(losses) == 3
+        for batches in (calls[:3], calls[3:]):
+            rows = torch.cat([p for p, _, _, _ in batches])
+            labels = torch.cat([labels for _, labels, _, _ in batches])
+            assert sorted(rows.tolist()) == sorted(uploads[owned].tolist())
+            assert labels.tolist() == (rows[:, 0] // 3 % 4).tolist()
+            orders.append(tuple(rows[:, 0].tolist()))
+    assert len(set(orders)) == 6
+
+
+def test_fedlsa_eq5_server_update(monkeypatch):
+    """Catches: a term or α left out, another optimiser, a step too few, anchors a step old, a trained classifier."""
+    def first_term(anchors, weight, bias):
+        return (anchors @ weight.T + bias).square().mean()
+
+    def second_term(anchors, tau):
+        return (anchors @ anchors.T).mean() / tau
+    monkeypatch.setattr(fedlsa, "anchor_classification", first_term)
+    monkeypatch.setattr(fedlsa, "anchor_separation", second_term)
+    net, classifier = Table(4, 3), torch.nn.Linear(3, 4)
+    again = copy.deepcopy(net)
     args = SimpleNamespace(server_steps=3, alpha=0.4, tau=0.2, lr=0.1, momentum=0.9, weight_decay=0.01)
-    got, value = fedlsa.server_update(server, classifier, args)
-    agree(got, anchors(want), 1e-6, 1e-8)
-    agree(value, losses[-1], 1e-6, 1e-8)
-    for before, after in zip(frozen, weights_of(classifier)):
-        assert (before == after).all()
+    anchors, last_loss = fedlsa.server_update(net, classifier, args)
+
+    speeds = {}
+    for _ in range(3):
+        A = again()
+        loss = first_term(A, classifier.weight.detach(), classifier.bias.detach()) + 0.4 * second_term(A, 0.2)
+        sgd_step(again, loss, speeds, lr=0.1, momentum=0.9, decay=0.01)
+    agree(anchors, again().detach(), 1e-4, 1e-6)
+    agree(last_loss, loss.item(), 1e-5)
+    assert not anchors.requires_grad and classifier.weight.grad is None
 
 
-def test_fedsa_anchors():
-    """Catches: A uniform and not normal, a layer left out, in Ā = A W + b and in the two layers with BatchNorm and
-    ReLU."""
+def test_fedlsa_nearest_cosine():
+    """Catches: an anchor as its own neighbour, the smallest cosine."""
+    assert fedlsa.nearest_cosine(torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])).item() == pytest.approx(0.8)
+
+
+def test_fedsa_make_anchors():
+    """Catches: A uniform and not normal, a layer, BatchNorm or ReLU left out of the embedding."""
     anchors = {}
     for projection in ("none", "linear", "mlp"):
         with common.seeded(0, "anchors"):
@@ -558,100 +864,3 @@ def test_fedsa_anchors():
     assert (residuals < 1e-9).all() and abs(anchors["linear"] - A).max() > 0.1
     assert anchors["mlp"].min() == 0
     assert abs((anchors["mlp"] ** 2).mean(0) - 0.5).max() < 0.2  # half of a N(0, 1)
-
-
-KINDS, SHARES = [0, 1, 1], [1.0, 0.7, 0.3]  # FedPLCC: the classes of three prototypes, their weights
-EXISTS, TWO_EXIST = [True] * 3, [True, True, False]
-
-
-def beside_cross_entropy(script, z, y, p, weights, start, margin):
-    """A client's further terms, with the factors of `args` below. z features; weights and, at the start, `start` of
-    its model (extractor's weight and bias, classifier's)."""
-    if script == "fedproto":                                                                       # FedTGP Eq. 4
-        return 0.7 * distance_term(z, y, p, TWO_EXIST, mse)
-    if script == "fedtgp":                                                                         # FedTGP Eq. 11
-        return 0.7 * distance_term(z, y, p, EXISTS, mse)
-    if script == "fedsa":                                                                          # FedSA Eq. 9
-        return (0.3 * distance_term(z, y, p, EXISTS, mse) + 0.2 * margin_term(z, y, p, margin)
-                + 0.6 * calibration(p, *weights[2:]))
-    if script == "fedlsa":                                                                         # FedLSA Eq. 10
-        return 0.7 * compactness(z, y, p, 0.4)
-    if script == "fedplcc":                                                                        # FedPLCC Eq. 4
-        s = similarities(z, p, 0.6)
-        return 0.4 * contrast(s, y, KINDS, SHARES, 0.4) + 0.9 * attraction(s, y, KINDS, SHARES, 0.5)
-    moved = sum(((a - b) ** 2).sum() for a, b in zip(weights, start))
-    return 0.7 * guiding(z, y, p, TWO_EXIST, 0.3) + 0.8 * moved / 2                                # FedFM Eqs. 2, 10
-
-
-def test_a_loss_follows_its_flag():
-    """Catches: --compactness, --match and --distance that never reach the loss. The terms alone are tested above."""
-    torch.manual_seed(2)
-    extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    net = common.Net(extractor, torch.nn.Linear(3, 3), 3, 3)
-    x, y, anchors = torch.randint(256, (8, 1, 2, 2)).byte(), torch.arange(8) % 3, torch.rand(3, 3)
-    known = torch.ones(3, dtype=torch.bool)
-    z = net.features(x)
-    entropy = torch.nn.functional.cross_entropy(net.classifier(z), y)
-
-    args = SimpleNamespace(lam=0.7, tau=0.4, alpha=0.6, compactness="l2", match="l2", temperature=0.3)
-    agree(fedlsa.local_loss(net, x, y, anchors, args),
-          (entropy + 0.7 * fedlsa.compactness(z, y, anchors, 0.4, "l2")).item(), 1e-5)
-    agree(fedfm.local_loss(net, x, y, anchors, known, args),
-          (entropy + 0.7 * fedfm.squared_distance(z, y, anchors, known)).item(), 1e-5)
-    p, labels = anchors.double().numpy(), y.tolist()
-    for distance, phi in (("euclidean", euclidean), ("mse", mse)):
-        args = SimpleNamespace(lam=0.7, distance=distance, lam_r=0.7, lam_mcl=0.0, lam_cc=0.0)
-        want = entropy.item() + 0.7 * distance_term(z.detach().double().numpy(), labels, p, EXISTS, phi)
-        agree(fedproto.local_loss(net, x, y, anchors, known, args), want, 1e-5)
-        agree(fedtgp.local_loss(net, x, y, anchors, args), want, 1e-5)
-        agree(fedsa.local_loss(net, x, y, anchors, 0.0, args), want, 1e-5)
-
-
-def test_minibatches_follow_the_rule():
-    """Catches: a round's batches that ignore --batches."""
-    client = common.Client(0, common.Images(torch.zeros(25, 3, 2, 2).byte(), torch.arange(25)), net=None)
-    args = SimpleNamespace(seed=0, local_epochs=1, batch_size=10, batches="full")
-    assert [len(y) for _, y in common.minibatches(client, 1, args)] == [10, 10]
-
-
-@pytest.mark.parametrize("script", ["fedproto", "fedtgp", "fedsa", "fedlsa", "fedplcc", "fedfm"])
-def test_clients(script):
-    """Catches: a term of a client's loss left out, doubled or with another's factor, a term that does not reach the
-    weights, a step left out, FedSA's margin after training. A whole training: two epochs of one batch with momentum
-    and weight decay."""
-    torch.manual_seed(1)
-    extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    net = common.Net(extractor, torch.nn.Linear(3, 3), 3, 3)
-    x, y = torch.randint(256, (8, 1, 2, 2)).byte(), [0, 1, 2, 0, 1, 2, 0, 1]
-    p, start = (0.2 * torch.rand(3, 3)).double().numpy(), weights_of(net)
-    pixels = x.flatten(1).double().numpy() / 127.5 - 1  # common.Net brings uint8 to [-1, 1]
-
-    def features(weights):
-        return np.array([linear(weights[0], weights[1], row) for row in pixels])
-
-    means = [mean([z for z, c in zip(features(start), y) if c == k]) for k in range(3)]
-    margin = average_margin(means)
-    assert margin > average_margin(p) + 0.1
-
-    def loss(weights):
-        z = features(weights)
-        entropy = mean([cross_entropy(linear(*weights[2:], v), c) for v, c in zip(z, y)])
-        return entropy + beside_cross_entropy(script, z, y, p, weights, start, margin)
-    want, losses = sgd(loss, start, 2, 0.1, momentum=0.9, decay=0.01)
-
-    args = SimpleNamespace(seed=0, local_epochs=2, batch_size=8, batches="all", lr=0.1, momentum=0.9,
-                           weight_decay=0.01, lam=0.7, distance="mse", lam_r=0.3, lam_mcl=0.2, lam_cc=0.6,
-                           margin_rule="average", tau=0.4, compactness="vmf", alpha=0.6, lam_contra=0.4, lam_corr=0.9,
-                           phi=0.5, match="cg", temperature=0.3, prox=0.8, augment=False, uploads="after",
-                           finch_level="last", local_prototypes="mean")
-    client, given = common.Client(0, common.Images(x, torch.tensor(y)), net=net), tensor(p).float()
-    if script in ("fedtgp", "fedsa", "fedlsa"):
-        upload = globals()[script].client_update(client, given, 1, args)
-    elif script == "fedplcc":
-        prototypes = fedplcc.Prototypes(given, torch.tensor(KINDS), torch.tensor(SHARES))
-        upload = fedplcc.client_update(client, prototypes, 1, args)
-    else:
-        upload = globals()[script].client_update(client, given, torch.tensor(TWO_EXIST), 1, args)
-    agree(upload.loss, mean(losses), 1e-5)  # float32
-    for got, weights in zip(net.parameters(), want, strict=True):
-        agree(got, weights, 1e-4, 1e-5)
