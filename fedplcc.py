@@ -156,7 +156,7 @@ def similarity(z, vectors, alpha):
 def contrast(s, same_class, weights, tau):
     """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s/τ) W_g / Σ_g exp(s/τ) W_g ).
 
-    s (B, G), same_class (B, G) bool, weights (G,) -> (B,), meaningless where the class has no prototype."""
+    s (B, G), same_class (B, G) bool, weights (G,) -> (B,); ignore samples whose class has no prototype."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
     own_logits = logits.masked_fill(~same_class, -1e9)                # not -inf: inf · 0 would be nan in local_loss
     return logits.logsumexp(1) - own_logits.logsumexp(1)

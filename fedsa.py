@@ -147,8 +147,8 @@ def average_margin(points):
 
 
 def margin_contrastive(z, y, anchors, margin):
-    """L_MCL, Eq. 7: a cross-entropy. The logit of a class c is −d(z_b, Ā^c); for the sample's own class the margin is
-    added to its distance. Mean over the batch; the paper has class means instead of samples.
+    """L_MCL, Eq. 7, with samples instead of the paper's class means, mean over the batch. d is the Euclidean distance;
+    c' runs over the other classes.
 
     z (B, D), y (B,), anchors (C, D), margin d* a scalar -> scalar."""
     d = distances(z, anchors)                                         # (B, C)

@@ -178,10 +178,9 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
 
 
 def margin_contrastive(p, labels, prototypes, margin):
-    """Eqs. 7 and 10 on a batch of clients' prototypes (Eq. 6 with δ = 0): a cross-entropy. The logit of a class is −φ,
-    φ the Euclidean distance to its global prototype; δ is added to the distance of the client prototype's own class.
+    """Eqs. 7 and 10 (Eq. 6 with δ = 0), mean over a batch of clients' prototypes. φ is the Euclidean distance.
 
-    p (B, D) clients' prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> mean over B."""
+    p (B, D) clients' prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(p, prototypes)                                    # (B, C)
     own_class = F.one_hot(labels, len(prototypes))
     logits = -(phi + margin * own_class)

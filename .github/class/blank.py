@@ -38,5 +38,10 @@ for name in reversed(functions):
     lines[start:body[-1].end_lineno] = [f'    raise NotImplementedError("{missing}")\n']
 
 script.write_text("".join(lines), encoding="utf-8")
-print(f"to test:      python -m pytest -q tests/test_equations.py -k {script.stem}")
-print(f"to undo:      git restore {script}")
+if script.stem == "common":
+    tests = " or ".join(sys.argv[2:])  # all scripts use common.py: its tests have the functions' names
+else:
+    tests = script.stem
+print(f'to test:      python -m pytest -q tests/test_equations.py -k "{tests}"')
+if Path(".git").exists():
+    print(f"to undo:      git restore {script}")
