@@ -80,16 +80,16 @@ def squared_between_directions(v, a):
 
 
 LOSSES = {  # name: the script's function, the reference
-    "fedproto_eq4_euclidean": (
+    "fedproto_eq4_prototype_distance": (
         lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known, "euclidean"),
         lambda z, y, p, known: distance_loss(z, y, p, known, euclidean)),
-    "fedproto_eq4_mse": (
+    "fedproto_eq4_prototype_distance_mse": (
         lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known, "mse"),
         lambda z, y, p, known: distance_loss(z, y, p, known, mse)),
-    "fedtgp_eq11_euclidean": (
+    "fedtgp_eq11_prototype_distance": (
         lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, "euclidean"),
         lambda z, y, p, known: distance_loss(z, y, p, known | True, euclidean)),
-    "fedtgp_eq11_mse": (
+    "fedtgp_eq11_prototype_distance_mse": (
         lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, "mse"),
         lambda z, y, p, known: distance_loss(z, y, p, known | True, mse)),
     "fedtgp_eq6_without_margin": (
@@ -98,10 +98,10 @@ LOSSES = {  # name: the script's function, the reference
     "fedtgp_eq10_margin_contrastive": (
         lambda z, y, p, known: fedtgp.margin_contrastive(z, y, p, tensor(1.7)),
         lambda z, y, p, known: margin_loss(z, y, p, 1.7)),
-    "fedsa_eq5_euclidean": (
+    "fedsa_eq5_regularization": (
         lambda z, y, p, known: fedsa.regularization(z, y, p, "euclidean"),
         lambda z, y, p, known: distance_loss(z, y, p, known | True, euclidean)),
-    "fedsa_eq5_mse": (
+    "fedsa_eq5_regularization_mse": (
         lambda z, y, p, known: fedsa.regularization(z, y, p, "mse"),
         lambda z, y, p, known: distance_loss(z, y, p, known | True, mse)),
     "fedsa_eq7_margin_contrastive": (
@@ -670,7 +670,7 @@ def vectors_of(n, D):
 
 
 @several_vectors
-def test_fedplcc_finch_first_neighbours(n, D):
+def test_fedplcc_finch_first_neighbour_clusters(n, D):
     """Catches: links followed one way only, dot products for cosines, a vector as its own neighbour."""
     for x in vectors_of(n, D)[0]:
         numbers = fedplcc.first_neighbour_clusters(tensor(x)).tolist()
@@ -679,14 +679,30 @@ def test_fedplcc_finch_first_neighbours(n, D):
 
 
 @several_vectors
-def test_fedplcc_finch_pass_and_end(n, D):
-    """Catches: means without sizes, sizes not summed, a pass too many or too few."""
+def test_fedplcc_finch_merge_neighbours(n, D, monkeypatch):
+    """Catches: means without sizes, sizes not summed."""
     both, sizes = vectors_of(n, D)
     for x in both:
+        numbers = torch.zeros(n, dtype=torch.long)
+        for number, group in enumerate(groups_of(x)):
+            numbers[group] = number
+        monkeypatch.setattr(fedplcc, "first_neighbour_clusters", lambda x: numbers)
         agree(in_order(*fedplcc.merge_neighbours(tensor(x), tensor(sizes))), in_order(*merged(x, sizes)))
+
+
+@several_vectors
+def test_fedplcc_finch_passes(n, D, monkeypatch):
+    """Catches: a pass too many or too few."""
+    def merge_neighbours(x, sizes):
+        means, totals = merged(x.numpy(), sizes.numpy())
+        return tensor(means), tensor(totals)
+    monkeypatch.setattr(fedplcc, "merge_neighbours", merge_neighbours)
+    both, sizes = vectors_of(n, D)
+    for x in both:
         agree(in_order(*fedplcc.finch(tensor(x), tensor(sizes))), in_order(*finch(x, sizes)))
 
 
+@pytest.mark.timeout(20)  # a pass that merges nothing never ends
 def test_fedplcc_finch_by_hand():
     """Catches: FINCH that differs from a case worked by hand: pairs of directions, 0, 1, 20, 22, 90, 93 degrees."""
     degrees, sizes = tensor([0, 1, 20, 22, 90, 93]), tensor([1, 1, 3, 1, 1, 1])
@@ -704,6 +720,7 @@ def test_fedplcc_finch_by_hand():
         agree(totals @ means, sizes @ ties)
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize("C", [1, 4])
 def test_fedplcc_finch_of_each_class(C):
     """Catches: classes clustered together, others' sizes or labels; float32, which cannot tell near vectors apart."""
