@@ -83,7 +83,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # to D values: where an extractor has more, neighbours are averaged; where it has fewer, values are repeated
+        # resize to D values: average neighbours if there are more, repeat values if there are fewer
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -103,7 +103,7 @@ def for_each_client(function, clients, *arguments, workers):
     """`[function(client, *arguments) for client in clients]`, several clients at a time.
 
     On a CPU `workers` clients run side by side (0: one on each core), each in a thread that computes on one core: a
-    client's batches are too small for several. On a GPU they run one after the other."""
+    client's batches are too small to keep several busy. On a GPU they run one after the other."""
     threads = 1
     if clients[0].train.y.device.type == "cpu":
         threads = workers or cores()
@@ -165,7 +165,7 @@ def extract(net, x):
 
 def class_means(net, images):
     """Each class's mean feature: a client's prototypes (FedProto, FedTGP and FedSA Eq. 2, FedFM Eq. 8).
-    -> means (C, D), zero for an absent class, and numbers of images (C,). Leaves the net in eval mode."""
+    -> means (C, D), zero for an absent class, and image counts (C,). Leaves the net in eval mode."""
     features = extract(net, images.x)                    # (n, D)
     one_hot = F.one_hot(images.y, net.num_classes)       # (n, C)
     counts = one_hot.sum(0)
@@ -174,8 +174,8 @@ def class_means(net, images):
 
 
 def distances(a, b):
-    """Euclidean distances of a (n, D) and b (m, D) -> (n, m). By default torch.cdist computes ‖a‖² + ‖b‖² − 2ab from 26
-    rows on, which rounds small distances away; this mode subtracts first."""
+    """Euclidean distances of a (n, D) and b (m, D) -> (n, m). From 26 rows on torch.cdist's default
+    loses small distances to rounding; this mode subtracts first."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -197,7 +197,7 @@ def model_size(net):
 # --- evaluation -----------------------------------------------------------------------------------
 
 def is_due(t, every, args):
-    """Whether round t is a multiple of `every`, or the last. Never, if `every` is 0."""
+    """True in every `every`-th round and in the last one; never if `every` is 0."""
     return every > 0 and (t % every == 0 or t == args.rounds)
 
 
@@ -217,7 +217,7 @@ def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"
 @torch.no_grad()
 def right_answers(client, prototypes, known):
     """How many of its own test images a client gets right -> by its model's classifier, by the nearest prototype, and
-    by always answering its most frequent training class. A personal model is only as good as its lead over the last."""
+    by always answering its most frequent training class: the baseline that the other two must beat."""
     z = extract(client.net, client.test.x)
     y = client.test.y
     most_frequent_class = torch.bincount(client.train.y).argmax()
@@ -971,14 +971,14 @@ def new_folder(args):
 
 
 def load_checkpoint(folder, script):
-    """What `Run.checkpoint` saved in a folder, if this script did. Nothing in the file is executed."""
+    """Load a checkpoint that this script wrote. weights_only: no code in the file runs."""
     try:
         saved = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
         its_script = saved["settings"]["script"]
     except Exception:  # a damaged file may raise any
         fail(f"--resume {folder}: no checkpoint.pt there (--checkpoint-every 0 leaves none), or a damaged one")
     if its_script != script:
-        fail(f"--resume {folder}: its checkpoint.pt is not one of {script}.py but of {its_script}.py")
+        fail(f"--resume {folder}: its checkpoint.pt was written by {its_script}.py")
     return saved
 
 
@@ -1295,7 +1295,7 @@ def fail(message):
 
 
 def checked(kind, allows, rule):
-    """A type for argparse: a text becomes an int, float or str (kind), and must be allowed; rule: this in words."""
+    """A type for argparse: converts a text with `kind` and rejects what `allows` refuses: "x is not <rule>"."""
     def read(text):
         value = kind(text)
         if not allows(value):
@@ -1346,11 +1346,11 @@ def make_parser(description):
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
-    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; else the data set's own")
+    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; default: the data set's")
 
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--clients", type=at_least(1), help="K, number of clients; where there is no number, one for each domain")
+    add("--clients", type=at_least(1), help="K, number of clients (default with --partition domain: one per domain)")
     add("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N", help="clients of each domain")
     add = group.add_argument
     add("--participation", type=share, default=1.0, help="ρ, share of the clients in a round")
@@ -1360,14 +1360,14 @@ def make_parser(description):
     add("--missing", type=at_least(0), default=1, help="how many classes a client lacks with --partition missing")
     add("--dominant-share", type=share, default=0.46, help="share of the dominant class with --partition dominant")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--domain-fraction", type=share, help="a client's share of its domain with --partition domain; else equal ones")
+    add("--domain-fraction", type=share, help="a client's share of its domain (default: equal shares)")
     add("--images-per-class", type=at_least(1), help="a client's images of each class with --partition domain")
 
     add = parser.add_argument_group("model").add_argument
     add("--model", choices=MODELS, default="cnn4", metavar="MODEL",
         help=f"an architecture or a group of them, dealt in turn: {', '.join(MODELS)}")
     add("--feature-dim", type=at_least(2, 65536), default=512, help="D, number of features, the size of a prototype")
-    add("--small-stem", action=argparse.BooleanOptionalAction, default=False, help="ResNets begin with a 3x3 convolution")
+    add("--small-stem", action=argparse.BooleanOptionalAction, default=False, help="ResNets begin with a 3x3 layer")
 
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
@@ -1407,7 +1407,7 @@ def choose_device(name):
 
 
 def preset(args, settings):
-    """The settings of the data set, which hold where nothing is typed."""
+    """The data set's defaults; what the user types overrides them."""
     if args.dataset in settings:
         return settings[args.dataset]
     if "domains" in settings and len(domain_folders(Path(args.data, args.dataset))) > 1:
@@ -1422,7 +1422,7 @@ def parse(script, description, settings, add_flags, words=None):
     add_flags(parser.add_argument_group("method"))
     typed = [text.split("=")[0] for text in words if text.startswith("--")]
 
-    # The first time only --dataset, --data and --resume count, which decide the defaults. --help waits for these.
+    # Parse twice: the first pass finds which defaults apply, the second uses them. --help waits for the second.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     if first.resume is None:
         defaults = dict(preset(first, settings), script=script)

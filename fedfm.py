@@ -9,18 +9,18 @@ One round (m participants, C classes, C_k of them at client k, D features, |w| f
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
   3. The server averages them, weighted by the counts, and sends these anchors (Eq. 9). D floats per anchor to each
-  4. Each participant trains the model on cross-entropy + λ · matching (Eqs. 2 and 10). Contrastive guiding (Section
-     IV-C), the matching, pulls a feature vector to the anchor of its class and away from the others.
+  4. Each participant trains the model on cross-entropy + λ · matching (Eqs. 2 and 10). The matching, called contrastive
+     guiding (Section IV-C), pulls a feature vector to the anchor of its class and away from the others.
   5. It sends the model, and the server averages the models (Eq. 11).                  |w| floats
 The global model is then tested on the server's test images. Rounds 1 to T_s are plain FedAvg.
 
 Settings: 10 clients, all of them in each of 100 rounds; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning
-rate 0.01; λ = 50, T_s = 20 (both tuned); temperature α = 0.1. The best round is picked on 20 % of a client's images.
+rate 0.01; λ = 50, T_s = 20 (both tuned); temperature α = 0.1. Held-out images of the clients decide the best round.
 What we changed
   Anchors  are scaled to length 1 as well as features, as in the authors' code.
   Uploads  hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  Normalisation, augmentation, the class shares of NIID-2 and NIID-3; ours are those of the authors' code.
+  Normalisation, augmentation, the class shares of NIID-2 and NIID-3; as in the authors' code, except on CINIC-10.
 Equations and deviations: .github/papers/fedfm.md. Results: .github/results/README.md.
 
     python fedfm.py                                                    built-in glyphs in four domains, about a minute
@@ -82,7 +82,7 @@ def main(args):
     print(cluster_quality(net, tests, args.seed))                     # of the final model, as in Table V
     labels = anchors.known.nonzero().flatten()
     draw_pictures(run, data, clients, prototypes=anchors.vectors[labels], labels=labels, net=net, tests=tests)
-    return summarize(run)
+    return summarize(run)                                             # picks the best round by validation accuracy
 
 
 def fedfm_round(net, chosen, anchors, t, args):
@@ -160,11 +160,11 @@ def local_loss(net, x, y, anchors, args):
 
 
 def contrastive_guiding(z, y, anchors, temperature):
-    """Contrastive guiding, Section IV-C: −log( exp(cos(z_b, a_y) / α) / Σ_c exp(cos(z_b, a_c) / α) ), mean over the
+    """Contrastive guiding, Section IV-C: −log( exp(cos(z_b, a_{y_b}) / α) / Σ_c exp(cos(z_b, a_c) / α) ), mean over the
     samples whose class has an anchor. Features are scaled to length 1 as in Section VII-A, anchors as in the authors'
     code; a class without an anchor is left out of the sum.
 
-    z (B, D), y (B,) -> scalar, 0 where no class of the batch has an anchor."""
+    z (B, D), y (B,), temperature α -> scalar, 0 where no class of the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
     logits = (cosine / temperature).masked_fill(~anchors.known, -1e9)  # not -inf: inf · 0 would be nan below
     losses = F.cross_entropy(logits, y, reduction="none")             # (B,)
@@ -173,7 +173,7 @@ def contrastive_guiding(z, y, anchors, temperature):
 
 
 def squared_distance(z, y, anchors):
-    """Eq. 3: ‖z_b − a_y‖², both scaled to length 1, mean over the samples whose class has an anchor.
+    """Eq. 3: ‖z_b − a_{y_b}‖², both scaled to length 1, mean over the samples whose class has an anchor.
 
     z (B, D), y (B,) -> scalar."""
     difference = F.normalize(z, dim=1) - F.normalize(anchors.vectors, dim=1)[y]
@@ -289,8 +289,7 @@ def augment(x, rng):
 
 def cluster_quality(net, tests, seed):
     """A line on how well classes separate in the features (Table V): the NMI of K-means clusters with the classes, and
-    the classes' silhouette. We take 2,000 test images; the paper does not say how many. Needs
-    scikit-learn."""
+    the classes' silhouette. We take 2,000 test images; the paper does not say how many. Needs scikit-learn."""
     try:
         from sklearn.cluster import KMeans
         from sklearn.metrics import normalized_mutual_info_score, silhouette_score
@@ -344,7 +343,7 @@ DOMAINS = dict(             # not from a paper
 )
 SETTINGS = {
     "default": BASE,        # cifar10 among others
-    "cinic10": dict(BASE, dominant_share=0.5),                        # from the authors' code
+    "cinic10": dict(BASE, dominant_share=0.5),                        # from the authors' partition code
     # Table III's 23,705 thousand weights are those of a ResNet50 that begins with a 3x3 convolution, as in the authors'
     # code; the augmentation is from there as well
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),

@@ -20,9 +20,9 @@ What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1. Eq. 6 needs that, and without it Eq. 4 has no lower bound.
 What the paper leaves open
-  The optimiser's settings, layer sizes, a client's share of its domain, which α and τ belong to which data set.
+  The optimiser's settings, layer sizes, a client's share of its domain, which α, λ, τ a data set has.
   The averaging weights; ours are the clients' numbers of images.
-Features of length 1 alone, without anchors (--lam 0), are a strong baseline: compare with both.
+  Its FedAvg: with features of length 1 (--lam 0, a strong baseline) or not (--lam 0 --no-sphere). Compare with both.
 Equations and deviations: .github/papers/fedlsa.md. Results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -124,7 +124,7 @@ def compactness(h, y, anchors, tau):
 
 
 def l2_distance(h, y, anchors):
-    """In place of L_COM, the row of Tables 4 and 5 without it: ‖h_b − a_{y_b}‖, mean over the batch. The paper has no
+    """Replaces L_COM in the rows of Tables 4 and 5 that lack it: ‖h_b − a_{y_b}‖, mean over the batch. The paper has no
     formula for it. Shapes as in compactness -> scalar."""
     return (h - anchors[y]).norm(dim=1).mean()
 
@@ -218,7 +218,7 @@ def build_sphere_net(data, args):
 
     The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512), and one linear layer each for the other two."""
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # the name seeds the draw
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # other words would draw other weights
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, args.feature_dim)
         classifier = nn.Linear(args.feature_dim, len(data.class_names))
@@ -244,8 +244,9 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper has two values each for α, λ and τ; only for office it says that a smaller λ does worse. Domain fractions
-# are those of FPL's code, on PACS those of a later benchmark by its authors.
+# The paper has two values each for α, λ and τ; only for office it says that a smaller λ does worse. We give
+# digits the first of each and the others the second. Domain fractions are those of FPL's code, on PACS those of a later
+# benchmark by its authors.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {

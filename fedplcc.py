@@ -4,7 +4,7 @@ under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
 and the server clusters the clusters' means. New here: a prototype is weighted by its share of its class's images, so
 that a few outliers count little. And a feature is attracted only by the share φ of its class's prototypes that score
-highest in similarity × weight; those of distant domains are left out.
+highest in similarity × weight, so prototypes that are far away or small are left out.
 
 One round (D features, |w| floats in the model):
   1. The server sends the model and its G prototypes; in round 1 there are none.       |w| + G · (D + 1) floats to each
@@ -14,13 +14,15 @@ One round (D features, |w| floats in the model):
   4. The server averages the models, clusters the means (Eq. 10) and weights the prototypes (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-Settings: one client per domain with 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
+Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
 τ = 0.07; power α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
 What we changed
   Eq. 5   is a mean over a batch, not a sum over the client's images, so our λ1 and λ2 may not be on the paper's scale.
 What the paper leaves open
-  E: we take epochs, as in Table I; Section IV also says iterations. τ: Section IV also calls 0.55 optimal.
-  FINCH: we keep its last pass that leaves several clusters, as in FedPLVM's code, and weight its means by size.
+  E: we take epochs, as in Table I; Section IV also says iterations.
+  τ: 0.07, though Section IV also calls 0.55 optimal.
+  FINCH joins each vector to its nearest one, then the clusters' means, and so on. We keep the last pass that leaves
+  several clusters, as in FedPLVM's code, and weight the means by size.
   Batches of 32, images of 64 pixels, the ResNet's first layer.
 Equations and deviations: .github/papers/fedplcc.md. Results: .github/results/README.md.
 
@@ -271,7 +273,7 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     clients=None,           # one for each domain
     participation=1.0,      # Algorithm 1
     partition="domain",
-    images_per_class=30,    # our reading of about 300 of ten classes; DSLR and Webcam have fewer in some classes
+    images_per_class=30,    # our reading of about 300 of ten classes; office's DSLR and Webcam have fewer
     image_size=64,          # not in the paper
     model="resnet10",
     small_stem=False,       # not in the paper: torchvision's 7x7 convolution and max-pooling
@@ -303,7 +305,7 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam-contra", type=not_negative, help="λ1 in Eq. 4, weight of L_contra; 0: FedAvg")
+    group.add_argument("--lam-contra", type=not_negative, help="λ1 in Eq. 4, weight of L_contra; 0 alone: FedAvg")
     group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; default: 10 λ1")
     group.add_argument("--phi", type=share, help="φ in Eq. 8, the share of a class's prototypes that attract")
     group.add_argument("--tau", type=positive, help="τ in Eq. 6, the temperature")

@@ -19,7 +19,7 @@ Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches
 What we changed
   Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
-  Partition  a client that holds 1/K of the images gets none of the remaining classes, as in FedTGP's code.
+  Partition  a client that already holds its equal share of the images gets none of the remaining classes.
 What the paper leaves open
   Initial weights: clients with the same architecture start from the same ones.
 Equations and deviations: .github/papers/fedproto.md. Results: .github/results/README.md.
@@ -169,7 +169,7 @@ SETTINGS = {
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: clients train alone")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 4. euclidean: the paper's; mse: mean squared error, HtFLlib's, with λ = 10")
+                       help="φ in Eq. 4. euclidean: the paper's; mse: mean squared error, as HtFLlib with --lam 10")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ Every client then classifies its held-out images by its classifier and by the ne
 Settings: cross-device, 10 of 100 clients in each of 1000 rounds, or cross-silo, all 20 (our default); E = 1 epoch in
 batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
 What we changed
-  Eqs. 5, 7  are computed per sample, not per class mean. Eq. 5 is a mean, not a sum over C_i classes.
+  Eqs. 5, 7  are computed per sample, not per class mean. Eq. 5 is a mean, so λ1 pulls C_i times weaker.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
   Anchors    pass through an embedding layer that is never trained, as in the authors' code; the paper calls it
              trainable but gives no loss for it.
-  Partition  a client that holds 1/K of the images gets none of the remaining classes, as in the authors' code.
+  Partition  a client that already holds its equal share of the images gets none of the remaining classes.
 What the paper leaves open
   Class means: those of the margin are taken before training, those of Eq. 3 after it.
   Initial weights: clients with the same architecture start from the same ones.
@@ -85,8 +85,8 @@ def client_update(client, anchors, t, args):
     """Train the client's own model for E epochs (Eq. 9) -> Upload, with the class means of the trained model over
     all of its training images, in eval mode.
 
-    The margin d* is the larger of two: the anchors' and that of the client's class means. The paper has no formula for
-    the first; we use Eq. 6 for both."""
+    d* is the larger of two margins: that of the anchors and that of the client's class means. The paper has no formula
+    for the first; we use Eq. 6 for both."""
     means_before, counts = class_means(client.net, client.train)                           # Eq. 2, before training
     local_margin = average_margin(means_before[counts > 0])                                # Eq. 6
     global_margin = average_margin(anchors)
@@ -158,8 +158,8 @@ def margin_contrastive(z, y, anchors, margin):
 
 
 def classifier_calibration(classifier, anchors):
-    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. The paper's classifier has no
-    bias. anchors (C, D) -> scalar."""
+    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. Ours has a bias, the paper's
+    has none. anchors (C, D) -> scalar."""
     labels = torch.arange(len(anchors), device=anchors.device)
     return F.cross_entropy(classifier(anchors), labels)
 
@@ -170,7 +170,7 @@ def make_anchors(C, D, projection):
     """Semantic anchors Ā (C, D): A ~ N(0, I) after an embedding layer. The paper names neither distribution nor layer.
 
     projection "mlp"     linear, BatchNorm over the C anchors, ReLU, twice, as in the authors' code; random, not trained
-               "linear"  one linear layer, as random
+               "linear"  one linear layer, also random and not trained
                "none"    A itself (Table 4's first row, with λ2 = λ3 = 0)"""
     anchors = torch.randn(C, D)
     if projection == "linear":
@@ -249,9 +249,9 @@ def add_flags(group):
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, how much of the old anchor is kept")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="d in Eq. 5; mse: the mean squared error, as in the authors' code")
+                       help="d in Eq. 5. euclidean: the paper's; mse: the mean squared error, as in the authors' code")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],
-                       help="embedding layer of the anchors; mlp: the authors' code; none: an ablation")
+                       help="embedding layer of the anchors. mlp: the authors' code; linear: one layer; none: Table 4")
 
 
 if __name__ == "__main__":

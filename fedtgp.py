@@ -9,9 +9,9 @@ One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
   2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
      its class (Eq. 11).
-  3. It sends its class means (Eq. 2).                                                 C_i · D floats
-  4. The server computes δ, the largest distance between two class centres (plain means of the uploads), at most τ
-     (Eq. 9). It trains its prototypes, the outputs of a small network F, for S epochs (Eq. 10).
+  3. It sends its prototypes, the mean features of its classes (Eq. 2).                C_i · D floats
+  4. The server computes δ, the largest distance between two class centres (plain means of the clients' prototypes), at
+     most τ (Eq. 9). It trains its prototypes, the outputs of a small network F, for S epochs (Eq. 10).
 Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
@@ -19,9 +19,9 @@ eight architectures (--model htfe8; our default on CIFAR is one small CNN).
 What we changed
   Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 10     is a mean over a batch, not a sum.
-  Partition  a client that holds 1/K of the images gets none of the remaining classes, as in the authors' code.
+  Partition  a client that already holds its equal share of the images gets none of the remaining classes.
 What the paper leaves open
-  The server's optimiser: plain SGD with the clients' learning rate, shuffled batches of 10 uploads.
+  The server's optimiser: plain SGD with the clients' learning rate and batch size, on shuffled client prototypes.
   Initial weights: clients with the same architecture start from the same ones.
 Equations and deviations: .github/papers/fedtgp.md. Results: .github/results/README.md.
 
@@ -201,7 +201,7 @@ def server_margin(local_prototypes, owned, args):
 
 
 def largest_nearest_distance(centres, tau):
-    """The margin of the authors' code: the largest distance from a centre to its nearest other one, at most τ.
+    """The margin of the authors' code, after Fig. 1: the largest distance from a centre to its nearest one, at most τ.
 
     centres (U, D) -> scalar, 0 for a single class."""
     if len(centres) == 1:
@@ -225,7 +225,7 @@ BASE = dict(                # from the paper's "Implementation Details", unless 
     eval_every=1,           # ours
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper: as in HtFLlib (the authors' code), a last, smaller batch is dropped
+    batches="full",         # not in the paper: as in HtFLlib (the authors' library), a last, smaller batch is dropped
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
@@ -256,7 +256,7 @@ SETTINGS = {
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 11, weight of the distance")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 11. euclidean: the paper's; mse: mean squared error, HtFLlib's, with λ = 10")
+                       help="φ in Eq. 11. euclidean: the paper's; mse: mean squared error, as HtFLlib with --lam 10")
     group.add_argument("--margin-rule", choices=["pairwise", "nearest", "fixed", "none"],
                        help="δ. pairwise: Eq. 9; nearest: the largest nearest-neighbour distance, as in HtFLlib; "
                             "fixed: τ; none: 0")

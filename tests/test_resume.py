@@ -175,7 +175,7 @@ def test_a_resumed_run_keeps_its_settings(refused):
         assert f"{flag}: may not be typed beside --resume" in refused(words)
     assert "not allowed with" in refused("--trials 2")
     assert "has run 2 rounds already" in refused("--rounds 1")
-    assert "not one of fedsa.py" in refused(script="fedsa")
+    assert "was written by fedproto.py" in refused(script="fedsa")
 
 
 def test_checkpoints_that_are_refused(refused, tmp_path):
