@@ -32,6 +32,12 @@ def test_a_run_leaves_its_folder(script, run, monkeypatch):
         assert weights.grad is None  # gradients would double the memory
 
 
+def test_rounds_without_evaluation_have_empty_cells(run):
+    """Catches: a log that cannot be written, or an accuracy that is carried on, after a round without evaluation."""
+    rows = log(run("fedproto", SMALL["fedproto"], "--rounds 5 --eval-every 2 --lam 0").folder)
+    assert ["acc_classifier" in row for row in rows] == [False, True, False, True, True]
+
+
 @every_script
 def test_a_run_prints_its_log(script, run):
     """Catches: a line, a best round or a last line that does not agree with log.csv."""
