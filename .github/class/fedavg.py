@@ -2,8 +2,8 @@
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. No prototypes: a start for a method with one global
 model.
 
-One round (K participants, |w| numbers in the model):
-  1. The server sends the model to each participant.              down: |w| numbers
+One round (m participants, |w| floats in the model):
+  1. The server sends the model to each participant.              down: |w| floats
   2. Each participant trains it on its own images.
   3. Each sends its model. The server averages the models by their numbers of images.    up: |w|
   4. The global model is tested on the server's test images.
