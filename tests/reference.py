@@ -13,10 +13,6 @@ def euclidean(a, b):
     return np.sqrt(np.sum((a - b) ** 2))
 
 
-def mse(a, b):
-    return np.mean((a - b) ** 2)
-
-
 def unit(a):
     """a / |a|; a zero vector stays 0."""
     norm = np.sqrt(a @ a)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
-from reference import cosine, cross_entropy, euclidean, finch, merged, mse, sgd_step, unit, weighted_mean
+from reference import cosine, cross_entropy, euclidean, finch, merged, sgd_step, unit, weighted_mean
 
 pytestmark = pytest.mark.timeout(30)  # wrong FINCH may never end
 
@@ -36,11 +36,10 @@ def tiny_net(C=3):
 
 
 def tiny_images(y):
-    x = torch.randint(256, (len(y), 1, 2, 2))
-    return common.Images(x.byte(), torch.tensor(y))
+    return common.Images(torch.randint(256, (len(y), 1, 2, 2)).byte(), torch.tensor(y))
 
 
-# --- losses of features -----------------------------------------------------------------------------
+# --- losses of features, losses of anchors ----------------------------------------------------------
 
 def margin_contrastive(v, c, p, margin):
     """FedTGP Eqs. 7 and 10, FedSA Eq. 7."""
@@ -53,24 +52,15 @@ LOSSES = {  # name: the script's function for a batch z, y; the reference for a 
     "fedproto_eq4_prototype_distance": (
         lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known, "euclidean"),
         lambda v, c, p: euclidean(v, p[c])),
-    "fedproto_eq4_prototype_distance_mse": (
-        lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known, "mse"),
-        lambda v, c, p: mse(v, p[c])),
     "fedtgp_eq11_prototype_distance": (
         lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, "euclidean"),
         lambda v, c, p: euclidean(v, p[c])),
-    "fedtgp_eq11_prototype_distance_mse": (
-        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, "mse"),
-        lambda v, c, p: mse(v, p[c])),
     "fedtgp_eq10_margin_contrastive": (
         lambda z, y, p, known: fedtgp.margin_contrastive(z, y, p, 1.5),
         lambda v, c, p: margin_contrastive(v, c, p, 1.5)),
     "fedsa_eq5_regularization": (
         lambda z, y, p, known: fedsa.regularization(z, y, p, "euclidean"),
         lambda v, c, p: euclidean(v, p[c])),
-    "fedsa_eq5_regularization_mse": (
-        lambda z, y, p, known: fedsa.regularization(z, y, p, "mse"),
-        lambda v, c, p: mse(v, p[c])),
     "fedsa_eq7_margin_contrastive": (
         lambda z, y, p, known: fedsa.margin_contrastive(z, y, p, 2.5),
         lambda v, c, p: margin_contrastive(v, c, p, 2.5)),
@@ -119,8 +109,8 @@ def test_loss(name, B, C):
 
 
 @pytest.mark.parametrize("n", [0, 2])
-@pytest.mark.parametrize("name", ["fedproto_eq4_prototype_distance", "fedproto_eq4_prototype_distance_mse",
-                                  "fedfm_contrastive_guiding", "fedfm_eq3_squared_distance"])
+@pytest.mark.parametrize("name", ["fedproto_eq4_prototype_distance", "fedfm_contrastive_guiding",
+                                  "fedfm_eq3_squared_distance"])
 def test_loss_where_only_n_classes_are_known(name, n):
     """Catches: a sample of an unknown class in the mean or its divisor, an unknown class in the softmax."""
     gradient = check_loss(name, *random_batch(7, 4), n)
@@ -135,43 +125,31 @@ def test_loss_of_equal_and_zero_vectors(name):
     assert check_loss(name, p[y], y, p, 4).isfinite().all()
 
 
-# --- losses of anchors ------------------------------------------------------------------------------
-
-def calibration(anchors, weight, bias):
-    """FedLSA Eq. 3, FedSA Eq. 8: classify the c-th vector as c."""
-    return np.mean([cross_entropy(weight @ a + bias, c) for c, a in enumerate(anchors)])
-
-
-def separation(a, tau):
-    """FedLSA Eq. 4, with τ inside the exponential."""
-    terms = []
-    for i in range(len(a)):
-        others = [math.exp(a[i] @ a[j] / tau) for j in range(len(a)) if j != i]
-        terms.append(math.log(np.mean(others)))
-    return np.mean(terms)
-
-
 def test_fedsa_eq8_classifier_calibration():
     """Catches: a sum for a mean, the classifier's bias left out."""
-    _, _, anchors = random_batch(1, 4)
-    classifier = torch.nn.Linear(5, 4).double()
-    want = calibration(anchors, classifier.weight.detach().numpy(), classifier.bias.detach().numpy())
-    agree(fedsa.classifier_calibration(classifier, tensor(anchors)), want)
+    anchors, classifier = torch.randn(4, 5), torch.nn.Linear(5, 4)
+    logits = classifier(anchors).tolist()
+    want = np.mean([cross_entropy(logits[c], c) for c in range(4)])
+    assert fedsa.classifier_calibration(classifier, anchors).item() == pytest.approx(want)
 
 
 def test_fedlsa_eq3_anchor_classification():
     """Catches: a sum for a mean, the classifier's bias left out."""
-    weight, _, anchors = random_batch(4, 4)
-    bias = np.array([1.0, 2.0, 0.0, -1.0])
-    got = fedlsa.anchor_classification(tensor(anchors), tensor(weight), tensor(bias))
-    agree(got, calibration(anchors, weight, bias))
+    anchors, weight, bias = torch.randn(4, 5), torch.randn(4, 5), torch.randn(4)
+    logits = (anchors @ weight.T + bias).tolist()
+    want = np.mean([cross_entropy(logits[c], c) for c in range(4)])
+    assert fedlsa.anchor_classification(anchors, weight, bias).item() == pytest.approx(want)
 
 
 def test_fedlsa_eq4_anchor_separation():
     """Catches: the sum over j with i in it, a mean over C, τ outside the exponential, inf where τ is tiny."""
-    _, _, anchors = random_batch(1, 4)
-    agree(fedlsa.anchor_separation(tensor(anchors), 0.5), separation(anchors, 0.5))
-    assert fedlsa.anchor_separation(tensor(anchors[:1]), 0.5).item() == 0
+    _, _, a = random_batch(1, 4)
+    terms = []
+    for i in range(4):
+        others = [math.exp(a[i] @ a[j] / 0.5) for j in range(4) if j != i]
+        terms.append(math.log(np.mean(others)))
+    agree(fedlsa.anchor_separation(tensor(a), 0.5), np.mean(terms))
+    assert fedlsa.anchor_separation(tensor(a[:1]), 0.5).item() == 0
     equal = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     assert fedlsa.anchor_separation(equal, 0.001).item() == pytest.approx(1000)  # exp(1000) is inf
 
@@ -179,7 +157,7 @@ def test_fedlsa_eq4_anchor_separation():
 # --- FedPLCC's losses over G prototypes, several of a class -----------------------------------------
 
 def similarities():
-    """s (8, 20) in (0, 1], the classes y (8,) and labels (20,), weights (20,). Only the last sample's class has none."""
+    """s (8, 20) in (0, 1], classes y (8,) and labels (20,), weights (20,). The last sample's class has no prototype."""
     rng = np.random.default_rng(0)
     s = rng.uniform(0.01, 1, size=(8, 20))
     y = np.array([0, 1, 2, 3, 0, 1, 2, 4])
@@ -261,7 +239,8 @@ def test_fedproto_eq4_local_loss():
     net, x, y, z, entropy = batch()
     p, known = torch.rand(3, 3), torch.tensor([True, False, True])
     loss = fedproto.local_loss(net, x, y, p, known, SimpleNamespace(lam=0.7, distance="mse"))
-    agree_with_gradient(net, loss, entropy + 0.7 * fedproto.prototype_distance(z, y, p, known, "mse"))
+    of_known = (z - p[y])[known[y]]
+    agree_with_gradient(net, loss, entropy + 0.7 * of_known.square().mean())
 
 
 def test_fedtgp_eq11_local_loss():
@@ -269,7 +248,7 @@ def test_fedtgp_eq11_local_loss():
     net, x, y, z, entropy = batch()
     p = torch.rand(3, 3)
     loss = fedtgp.local_loss(net, x, y, p, SimpleNamespace(lam=0.7, distance="mse"))
-    agree_with_gradient(net, loss, entropy + 0.7 * fedtgp.prototype_distance(z, y, p, "mse"))
+    agree_with_gradient(net, loss, entropy + 0.7 * (z - p[y]).square().mean())
 
 
 def test_fedsa_eq9_local_loss(monkeypatch):
@@ -281,7 +260,7 @@ def test_fedsa_eq9_local_loss(monkeypatch):
         return margin * (z - anchors[y]).square().sum()
     monkeypatch.setattr(fedsa, "margin_contrastive", l_mcl)  # a lab sheet takes it away
     args = SimpleNamespace(lam_r=0.3, lam_mcl=0.2, lam_cc=0.6, distance="mse")
-    want = entropy + 0.3 * fedsa.regularization(z, y, anchors, "mse") + 0.2 * l_mcl(z, y, anchors, margin)
+    want = entropy + 0.3 * (z - anchors[y]).square().mean() + 0.2 * l_mcl(z, y, anchors, margin)
     want = want + 0.6 * fedsa.classifier_calibration(net.classifier, anchors)
     agree_with_gradient(net, fedsa.local_loss(net, x, y, anchors, margin, args), want)
 
@@ -368,14 +347,6 @@ def test_eq2_class_means():
     assert not net.training
 
 
-def test_nearest_prototype():
-    """Catches: the zeros of an unknown class predicted, the farthest prototype."""
-    prototypes, known = tensor([[1], [0], [4], [50]]), torch.tensor([True, False, True, True])
-    z = tensor([[0], [2], [3], [26], [28]])
-    assert common.nearest_prototype(z, prototypes, known).tolist() == [0, 0, 2, 2, 3]
-    assert common.nearest_prototype(z, prototypes).tolist() == [1, 0, 2, 2, 3]
-
-
 def test_distances_far_from_the_origin():
     """Catches: |a|² + |b|² - 2ab, which rounds small distances of long vectors to nothing, in float32 at once."""
     far = torch.rand(40, 64) + 1000
@@ -384,16 +355,19 @@ def test_distances_far_from_the_origin():
 
 
 def test_accuracy_of_personal_models():
-    """Catches: a mean over clients, not images; training images tested; other columns; an unknown class predicted."""
+    """Catches: a mean over clients, not images; training images tested; other columns; an unknown class predicted; the
+    farthest prototype."""
     train, test = pixels([5, 5, 5, 5], [0, 1, 1, 2]), pixels([5, 15, 31, 45], [0, 1, 0, 2])
     one = common.Client(0, train, test=test, net=pixel_net(3))    # it answers 0, 1, 1, 1; nearest: 0, 0, 2, 2
     train, test = pixels([5, 5, 5], [1, 1, 0]), pixels([70, 8], [2, 0])
     other = common.Client(1, train, test=test, net=pixel_net(3))  # it answers 1, 0; nearest: 2, 0
     prototypes, known = torch.tensor([[0.0], [20.0], [40.0]]), torch.tensor([True, False, True])
     args = SimpleNamespace(eval_every=2, rounds=3, workers=1)
-    scores = common.evaluate_personal([one, other], prototypes, 2, args, known=known, name="anchor")
+    scores = common.evaluate_personal([one, other], prototypes, 2, args, known, name="anchor")
     assert scores == pytest.approx({"classifier": 300 / 6, "anchor": 400 / 6, "most_frequent": 100 / 6})
-    assert common.evaluate_personal([one, other], prototypes, 1, args, known=known) == {}
+    scores = common.evaluate_personal([one, other], prototypes, 3, args)  # all are known: 15 is nearest to 20
+    assert scores["prototype"] == pytest.approx(500 / 6)
+    assert common.evaluate_personal([one, other], prototypes, 1, args) == {}
 
 
 def test_accuracy_of_the_global_model():
@@ -420,7 +394,6 @@ def test_fedfm_eq11_average_of_models():
     one = {"weight": tensor([1, 2]), "running_mean": tensor([3])}
     other = {"weight": tensor([5, -2]), "running_mean": tensor([7])}
     mean = common.average([one, other], [1, 3])
-    assert list(mean) == ["weight", "running_mean"]
     agree(mean["weight"], [4, -1])
     agree(mean["running_mean"], [6])
 
@@ -547,26 +520,17 @@ def test_fedplcc_finch_first_neighbour_clusters():
     assert fedplcc.first_neighbour_clusters(x).tolist() == [0, 0, 1, 1, 2, 2]
 
 
-several_sizes = pytest.mark.parametrize("n", [1, 2, 30])
-
-
 def vectors_of(n):
     rng = np.random.default_rng(0)
     return rng.normal(size=(n, 16)), rng.integers(1, 50, size=n)
 
 
-@several_sizes
-def test_fedplcc_finch_merge_neighbours(n):
-    """Catches: means without sizes, sizes not summed."""
+@pytest.mark.parametrize("n", [1, 2, 30])
+@pytest.mark.parametrize("ours, reference", [(fedplcc.merge_neighbours, merged), (fedplcc.finch, finch)])
+def test_fedplcc_finch(ours, reference, n):
+    """Catches: means without sizes, sizes not summed, a pass too many or too few."""
     x, sizes = vectors_of(n)
-    agree(in_order(*fedplcc.merge_neighbours(tensor(x), tensor(sizes))), in_order(*merged(x, sizes)))
-
-
-@several_sizes
-def test_fedplcc_finch_passes(n):
-    """Catches: a pass too many or too few."""
-    x, sizes = vectors_of(n)
-    agree(in_order(*fedplcc.finch(tensor(x), tensor(sizes))), in_order(*finch(x, sizes)))
+    agree(in_order(*ours(tensor(x), tensor(sizes))), in_order(*reference(x, sizes)))
 
 
 def test_fedplcc_finch_of_each_class():
@@ -660,9 +624,9 @@ def test_fedlsa_eq5_server_update():
     anchors, last_loss = fedlsa.server_update(net, classifier, args)
 
     speeds = {}
-    weight, bias = classifier.weight.detach(), classifier.bias.detach()
     for _ in range(3):
-        loss = fedlsa.anchor_classification(again(), weight, bias) + 0.4 * fedlsa.anchor_separation(again(), 0.2)
+        loss = fedlsa.anchor_classification(again(), classifier.weight, classifier.bias)
+        loss = loss + 0.4 * fedlsa.anchor_separation(again(), 0.2)
         sgd_step(again, loss, speeds, lr=0.1, momentum=0.9, decay=0.01)
     torch.testing.assert_close(anchors, again().detach())
     torch.testing.assert_close(last_loss, loss.detach())
