@@ -355,8 +355,7 @@ def test_distances_far_from_the_origin():
 
 
 def test_accuracy_of_personal_models():
-    """Catches: a mean over clients, not images; training images tested; other columns; an unknown class predicted; the
-    farthest prototype."""
+    """Catches: a mean over clients; training images; other columns; an unknown class or the farthest predicted."""
     train, test = pixels([5, 5, 5, 5], [0, 1, 1, 2]), pixels([5, 15, 31, 45], [0, 1, 0, 2])
     one = common.Client(0, train, test=test, net=pixel_net(3))    # it answers 0, 1, 1, 1; nearest: 0, 0, 2, 2
     train, test = pixels([5, 5, 5], [1, 1, 0]), pixels([70, 8], [2, 0])
@@ -595,8 +594,7 @@ def test_fedlsa_anchor_net():
 
 
 def test_fedtgp_eq10_server_update():
-    """Catches: zeros of absent classes, another's label, an upload left out, the same order in each epoch or round,
-    momentum, an epoch too few, losses of other epochs, prototypes a step old."""
+    """Catches: zeros of absent classes, other batches, epochs or losses, momentum, prototypes a step old."""
     net = fedtgp.GlobalPrototypes(4, 3, no_mlp=False)
     again = copy.deepcopy(net)
     uploads = torch.randn(3, 4, 3)
@@ -649,8 +647,7 @@ def test_fedsa_make_anchors():
         layers = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]
     torch.testing.assert_close(anchors["none"], A)
     torch.testing.assert_close(anchors["linear"], layers[0](A).detach())
-    x = A
     for layer in layers:
-        x = layer(x)
-        x = ((x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()).relu()
-    torch.testing.assert_close(anchors["mlp"], x.detach())
+        A = layer(A)
+        A = ((A - A.mean(0)) / (A.var(0, unbiased=False) + 1e-5).sqrt()).relu()
+    torch.testing.assert_close(anchors["mlp"], A.detach())
