@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import common
-from conftest import SMALL
 
 
 class Identity(torch.nn.Module):
@@ -76,7 +75,7 @@ def test_points_in_the_plane_show_classes(has_sklearn, monkeypatch):
 
 
 def test_features_png(monkeypatch):
-    """Catches: a group without a marker, a class without its own colour, prototypes that are not stars, rare classes."""
+    """Catches: a group without a marker, classes of one colour, prototypes that are no stars, rare classes."""
     monkeypatch.setattr(common, "in_two_dimensions", lambda z, seed: (z.numpy(), "plane"))
     y = torch.arange(12).repeat_interleave(torch.arange(1, 13))  # c + 1 images of class c
     images = common.Images(torch.stack([y, y], 1).float(), y)    # drawn at (c, c)
@@ -184,14 +183,6 @@ def test_seeds_share_a_row_if_their_settings_agree(tmp_path, capsys):
     ]
     assert (tmp_path / "compare-glyphs-iid.png").exists()
     assert (tmp_path / "compare-glyphs-domain.png").exists()
-
-
-def test_trials_share_a_row(run, tmp_path, capsys):
-    """Catches: a real run's name, settings or log that the comparison does not understand."""
-    run("fedproto", SMALL["fedproto"], "--trials 2")
-    common.compare(list((tmp_path / "runs").iterdir()))
-    rows = [row[:3] for row in table(capsys.readouterr().out)]
-    assert rows == [["fedproto-glyphs", "0,1", "classifier"], ["fedproto-glyphs", "0,1", "prototype"]]
 
 
 def test_nothing_to_compare(tmp_path, capsys):
