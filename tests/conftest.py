@@ -36,18 +36,18 @@ every_script = pytest.mark.parametrize("script", SMALL)
 
 @pytest.fixture(autouse=True)
 def same_numbers_each_time():
-    """Where a test draws with torch's own generator."""
+    """For tests that draw with torch's own generator."""
     torch.manual_seed(0)
 
 
 def log(folder):
-    """A run's log.csv; a round that was not evaluated has no accuracies."""
+    """The rows of log.csv; a round without evaluation has no accuracies."""
     with open(folder / "log.csv", newline="") as file:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
 def numbers(folder):
-    """A run's log without the times."""
+    """The log without the times."""
     return [{k: v for k, v in row.items() if k != "seconds"} for row in log(folder)]
 
 
@@ -64,18 +64,18 @@ def arguments(script, *words):
 
 @pytest.fixture
 def run(tmp_path, capsys, monkeypatch):
-    """Run a script in this process, on the CPU -> folder, rows and modules of its last Run, main's results, the text."""
+    """Run a script here, on the CPU -> folder, rows and modules of its last Run, main's results, the printed text."""
     def go(script, *words):
-        runs, make, module = [], common.Run, __import__(script)
+        module, runs = __import__(script), []
 
-        def recorded(*args, **more):
-            runs.append(make(*args, **more))
-            return runs[-1]
-        words = f"--device cpu --out {tmp_path / 'runs'} {' '.join(map(str, words))}".split()
+        class Run(common.Run):
+            def __init__(self, *args, **more):
+                super().__init__(*args, **more)
+                runs.append(self)
+        words = f"--device cpu --out {tmp_path}/runs {' '.join(map(str, words))}".split()
         with monkeypatch.context() as patch:
-            patch.setattr(module, "Run", recorded)
+            patch.setattr(module, "Run", Run)
             results = common.run_script(script, module.__doc__, module.main, module.SETTINGS, module.add_flags, words)
-        last = runs[-1]
-        return SimpleNamespace(folder=last.folder, rows=last.rows, modules=last.modules, results=results,
-                               text=capsys.readouterr().out)
+        text = capsys.readouterr().out
+        return SimpleNamespace(folder=runs[-1].folder, rows=runs[-1].rows, modules=runs[-1].modules, results=results, text=text)
     return go
