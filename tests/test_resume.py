@@ -15,7 +15,7 @@ from conftest import SMALL, arguments, checkpoint, every_script, log, numbers
 @every_script
 def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_path):
     """Catches: a state that the checkpoint lacks, other draws after it, a round twice in the log, no further rounds."""
-    words = f"{SMALL[script]} --participation 0.6 --momentum 0.5 --checkpoint-every 2"
+    words = f"{SMALL[script]} --participation 0.3 --momentum 0.5 --checkpoint-every 2"
     if script == "fedfm":
         words += " --lite --model-every 4"  # then clients' models last over rounds
     whole = run(script, words, "--rounds 4").folder
