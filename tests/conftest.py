@@ -36,18 +36,18 @@ every_script = pytest.mark.parametrize("script", SMALL)
 
 @pytest.fixture(autouse=True)
 def same_numbers_each_time():
-    """Where a test draws with torch's own generator."""
+    """For tests that draw with torch's own generator."""
     torch.manual_seed(0)
 
 
 def log(folder):
-    """A run's log.csv; a round that was not evaluated has no accuracies."""
+    """The rows of log.csv; a round without evaluation has no accuracies."""
     with open(folder / "log.csv", newline="") as file:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
 def numbers(folder):
-    """A run's log without the times."""
+    """The log without the times."""
     return [{k: v for k, v in row.items() if k != "seconds"} for row in log(folder)]
 
 
@@ -64,16 +64,16 @@ def arguments(script, *words):
 
 @pytest.fixture
 def run(tmp_path, capsys, monkeypatch):
-    """Run a script in this process, on the CPU -> folder, rows and modules of its last Run, main's results, the text."""
+    """Run a script here, on the CPU -> folder, rows and modules of its last Run, main's results, the printed text."""
     def go(script, *words):
-        runs, make, module = [], common.Run, __import__(script)
+        module, runs = __import__(script), []
 
-        def recorded(*args, **more):
-            runs.append(make(*args, **more))
-            return runs[-1]
-        words = f"--device cpu --out {tmp_path / 'runs'} {' '.join(map(str, words))}".split()
+        def summarize(run):  # the last call of main
+            runs.append(run)
+            return common.summarize(run)
+        words = f"--device cpu --out {tmp_path}/runs {' '.join(map(str, words))}".split()
         with monkeypatch.context() as patch:
-            patch.setattr(module, "Run", recorded)
+            patch.setattr(module, "summarize", summarize)
             results = common.run_script(script, module.__doc__, module.main, module.SETTINGS, module.add_flags, words)
         last = runs[-1]
         return SimpleNamespace(folder=last.folder, rows=last.rows, modules=last.modules, results=results,
