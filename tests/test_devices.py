@@ -9,13 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import common
-import fedfm
-import fedlsa
-import fedplcc
-import fedproto
-import fedsa
-import fedtgp
+import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
 
 B, K, C, D = 5, 4, 3, 8
 ARGS = SimpleNamespace(lr=0.1, momentum=0.9, weight_decay=0.01, server_steps=2, alpha=0.5, tau=0.5)

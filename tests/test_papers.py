@@ -2,9 +2,7 @@
 
 import pytest
 
-import common
-import fedfm
-import fedsa
+import common, fedfm, fedsa
 from conftest import arguments
 
 SHARED = dict(  # unless a script below says otherwise
