@@ -4,7 +4,6 @@ import math
 import re
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -84,8 +83,7 @@ def test_trials_print_mean_and_std_with_their_seeds(run):
 # --- the methods ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words", [
-    "fedproto --distance mse --clients 1",
-    "fedproto --model htcnn8 --batch-size 1",
+    "fedproto --distance mse --model htcnn8 --batch-size 1",
     "fedproto --model htfe4 --subset 0.02",
     "fedproto --partition domain --domain-clients plain:1,clutter:3 --domain-fraction 0.2",
     "fedtgp --margin-rule nearest --clients 1",
@@ -93,12 +91,10 @@ def test_trials_print_mean_and_std_with_their_seeds(run):
     "fedtgp --margin-rule fixed --partition pathological --clients 4 --classes-per-client 1",
     "fedsa --projection linear --distance mse --participation 0.25",
     "fedsa --projection none --alpha 0 --partition missing --clients 4 --missing 9",
-    "fedlsa --compactness l2 --alpha 0 --no-sphere --batches full",
-    "fedlsa --partition iid --clients 3",
+    "fedlsa --compactness l2 --alpha 0 --no-sphere --batches full --partition iid --clients 3",
     "fedplcc --uniform-weights --phi 1 --alpha 0.25 --partition pathological --clients 3 --classes-per-client 1",
-    "fedfm --match l2 --aggregate uniform --prox 0.1 --warmup 0 --augment --validation 0",
-    "fedfm --partition missing --clients 3 --missing 8 --warmup 0",
-    "fedfm --lite --model-every 2 --partition dirichlet --clients 5 --participation 0.2",
+    "fedfm --match l2 --aggregate uniform --prox 0.1 --warmup 0 --augment --partition missing --clients 3 --missing 8",
+    "fedfm --lite --model-every 2 --validation 0 --partition dirichlet --clients 5 --participation 0.2",
 ])
 def test_switches_and_corners(words, run):
     """Catches: a switch that stops with an error, a loss that is not finite, a partition that a script cannot take."""
@@ -129,13 +125,6 @@ def test_without_their_terms_methods_are_the_same_to_the_bit(scripts, run):
     rows = [numbers(run(script, words, OFF[script]).folder)[-1] for script in scripts]
     for name in "loss", "acc_classifier", "acc_most_frequent", "acc_test":
         assert len({row.get(name) for row in rows}) == 1
-
-
-def test_a_last_batch():
-    """Catches: a full last batch that is dropped, batches of one that are joined."""
-    rng = np.random.default_rng(0)
-    assert [len(batch) for batch in common.batches(16, 8, rng, "full")] == [8, 8]
-    assert [len(batch) for batch in common.batches(3, 1, rng)] == [1, 1, 1]
 
 
 # --- the command line -----------------------------------------------------------------------------
