@@ -20,22 +20,26 @@ with GPU, torch.device("cuda"):
     y = torch.zeros(B, dtype=torch.long)
     p = torch.rand(C, D)                                   # prototypes or anchors
     known = torch.ones(C, dtype=torch.bool)
-    uploads = torch.rand(K, C, D), torch.ones(K, C, dtype=torch.long)  # class means of clients, their counts
+    means = torch.rand(K, C, D)                            # of clients
+    counts = torch.ones(K, C, dtype=torch.long)
     anchors = fedfm.Anchors(p, known)
-    s, own, weights = torch.rand(B, C), torch.ones(B, C, dtype=torch.bool), torch.ones(C)  # of FedPLCC's losses
-    net = common.Net(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, D)), torch.nn.Linear(D, C), D, C)
+    s = torch.rand(B, C)                                   # FedPLCC's similarities
+    own = torch.ones(B, C, dtype=torch.bool)               # which prototypes are of a sample's class
+    weights = torch.ones(C)
+    extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, D))
+    net = common.Net(extractor, torch.nn.Linear(D, C), D, C)
     anchor_net = fedlsa.AnchorNet(C, 5, D)
 
 STEPS = {
     "model": lambda: net(x),
     "average": lambda: common.average([net.state_dict()] * K, [1, 2, 3, 4])["classifier.bias"],
     "nearest prototype": lambda: common.nearest_prototype(z, p, known),
-    "fedproto_eq3": lambda: fedproto.weighted_mean(*uploads)[0],
+    "fedproto_eq3": lambda: fedproto.weighted_mean(means, counts)[0],
     "fedproto_eq4": lambda: fedproto.prototype_distance(z, y, p, known, "euclidean"),
     "fedtgp_eq9": lambda: fedtgp.adaptive_margin(p, 100.0),
     "fedtgp_eq10": lambda: fedtgp.margin_contrastive(z, y, p, 1.0),
     "fedtgp_eq11": lambda: fedtgp.prototype_distance(z, y, p, "euclidean"),
-    "fedsa_eq3": lambda: fedsa.weighted_mean(*uploads)[0],
+    "fedsa_eq3": lambda: fedsa.weighted_mean(means, counts)[0],
     "fedsa_eq5": lambda: fedsa.regularization(z, y, p, "euclidean"),
     "fedsa_eq6": lambda: fedsa.average_margin(p),
     "fedsa_eq7": lambda: fedsa.margin_contrastive(z, y, p, 1.0),
@@ -51,8 +55,8 @@ STEPS = {
     "fedplcc_eq8": lambda: fedplcc.attraction(s, own, weights, 0.5),
     "fedfm_cg": lambda: fedfm.contrastive_guiding(z, y, anchors, 0.1),
     "fedfm_eq3": lambda: fedfm.squared_distance(z, y, anchors),
-    "fedfm_eq9": lambda: fedfm.new_anchors(*uploads, anchors, "weighted").vectors,
-    "fedfm_eq9_uniform": lambda: fedfm.new_anchors(*uploads, anchors, "uniform").vectors,
+    "fedfm_eq9": lambda: fedfm.new_anchors(means, counts, anchors, "weighted").vectors,
+    "fedfm_eq9_uniform": lambda: fedfm.new_anchors(means, counts, anchors, "uniform").vectors,
     "fedfm_prox": lambda: fedfm.proximal(net, [weight.detach() for weight in net.parameters()]),
     "fedfm_augment": lambda: fedfm.augment(x, np.random.default_rng(0)),
 }
