@@ -11,7 +11,6 @@ same models and batches, on one core; the floor is its time divided by the numbe
 """
 
 import argparse
-import csv
 import os
 import re
 import statistics

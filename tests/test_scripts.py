@@ -138,8 +138,6 @@ def test_what_is_typed_goes_before_the_data_sets_settings():
     assert arguments("fedsa", "--dataset cifar10 --rounds 7").rounds == 7
     args = arguments("fedlsa", "--domain-fraction 0.5")
     assert (args.domain_fraction, args.images_per_class) == (0.5, None)
-    args = arguments("fedlsa", "--dataset pacs --images-per-class 5")
-    assert (args.domain_fraction, args.images_per_class) == (None, 5)
     args = arguments("fedlsa", "--dataset digits --clients 6")
     assert (args.domain_clients, args.clients) == (None, 6)
     args = arguments("fedlsa", "--dataset office --domain-clients amazon:4,dslr:1")
