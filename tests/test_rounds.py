@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import common, fedfm, fedlsa, fedplcc, fedsa, fedtgp
-from conftest import GLOBAL, PERSONAL, arguments, every_script, log
+import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
+from conftest import GLOBAL, PERSONAL, arguments, checkpoint, every_script, log
 from reference import sgd_step, weighted_mean
 
 K, C, D = 5, 6, 8
@@ -137,6 +137,18 @@ def test_fedproto_round(play):
             prototypes[c], known[c] = average, True
         assert now.traffic == (classes_sent(now) * (D + 1), down)
         check_tested(now, prototypes, known)
+
+
+def test_fedproto_saves_and_draws_known_classes_only(run, monkeypatch):
+    """Catches: the zeros of a class that nobody has had, kept as a prototype or drawn as one."""
+    drawn = {}
+    monkeypatch.setattr(fedproto, "load_dataset", lambda args: small_dataset())
+    monkeypatch.setattr(fedproto, "draw_pictures", lambda *_, **given: drawn.update(given))
+    folder = run("fedproto", FLAGS, "1 --participation 0.25 --checkpoint-every 1").folder
+    prototypes, known = checkpoint(folder)["state"]
+    assert 0 < known.sum() < C
+    assert drawn["labels"].tolist() == known.nonzero().flatten().tolist()
+    assert drawn["prototypes"].equal(prototypes[known])
 
 
 def test_fedsa_round(play):
