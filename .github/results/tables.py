@@ -162,7 +162,7 @@ ARCHITECTURES = {
 
 def read_architectures():
     """-> {run: its rounds}, the last round that all of them have."""
-    runs = {name: seeds[0] for name, seeds in read("cifar10-architectures").items()}
+    runs = {name: seeds[0] for name, seeds in read("cifar10-architectures").items() if name in ARCHITECTURES}
     common = set.intersection(*[set(rounds) for rounds in runs.values()])
     return runs, max(common)
 
@@ -203,9 +203,25 @@ def architectures():
     models = ["cnn4", "googlenet", "mobilenet_v2", "resnet18"]
     rows = []
     for name, command in ARCHITECTURES.items():
-        if "cnn4" in runs[name].get(4, {}):
-            rows.append([command] + [number(runs[name][4][model]) for model in models])
-    show("architectures-models", ["by prototype or anchor, round 4"] + models, rows)
+        rows.append([command] + [number(runs[name][t][model]) for model in models])
+    show("architectures-models", [f"by prototype or anchor, round {t}"] + models, rows)
+
+
+def prototypes_of_fedproto():
+    """FedProto with other class means and another mean at the server, and HtFLlib on the same clients."""
+    runs = {name: seeds[0] for name, seeds in read("cifar10-architectures").items()}
+    rows = []
+    for name, title, means, server in [
+            ("fedproto-mse", "FedProto, ours", "after training", "by class counts, Eq. 3"),
+            ("fedproto-mse-training", "", "while training", "by class counts"),
+            ("fedproto-mse-uniform", "", "after training", "plain"),
+            ("fedproto-mse-uniform-training", "", "while training", "plain"),
+            ("htfllib-fedproto", "FedProto in HtFLlib", "while training", "plain"),
+            ("htfllib-fedproto-after", "the same, changed", "after training", "plain"),
+            ("fedtgp-mse", "FedTGP, ours", "after training", "none, it trains"),
+            ("htfllib-fedtgp", "FedTGP in HtFLlib", "before training", "none, it trains")]:
+        rows.append([title, means, server] + [number(runs[name][t]["prototype"]) for t in (2, 4)])
+    show("architectures-means", ["by prototype", "class means are taken", "the server's mean", "round 2", "round 4"], rows)
 
 
 def cross_device():
@@ -490,6 +506,7 @@ def draw_office():
 
 def main():
     architectures()
+    prototypes_of_fedproto()
     cross_device()
     published_code()
     cross_device_trials()
