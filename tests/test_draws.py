@@ -54,6 +54,9 @@ def test_minibatches():
     args.batches = "full"
     batches = common.minibatches(common.Client(0, images), 1, args)
     assert [len(y) for _, y in batches] == [8] * 6
+    even = common.Images(images.x[:16], images.y[:16])
+    batches = common.minibatches(common.Client(0, even), 1, args)
+    assert [len(y) for _, y in batches] == [8] * 4
     few = common.Images(images.x[:5], images.y[:5])
     batches = common.minibatches(common.Client(0, few), 1, args)
     assert [len(y) for _, y in batches] == [5, 5]

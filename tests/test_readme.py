@@ -11,7 +11,7 @@ import sys
 import pytest
 
 import common
-from conftest import PERSONAL, ROOT, SMALL, arguments, every_script
+from conftest import PERSONAL, ROOT, SMALL, arguments, every_script, log
 
 GITHUB = ROOT / ".github"
 PAGES = {}   # {path: text}
@@ -93,6 +93,16 @@ def test_scripts_of_the_class(words, column, tmp_path, monkeypatch):
     runpy.run_path(sys.argv[0], run_name="__main__")
     folder, = tmp_path.iterdir()
     assert f"acc_{column}" in common.read_log(folder)
+
+
+def test_traffic_of_the_class(run, monkeypatch, capsys):
+    """Catches: exercise 7's script failing, or summing only one way."""
+    folder = run("fedfm", SMALL["fedfm"]).folder
+    monkeypatch.setattr(sys, "argv", ["traffic.py", str(folder)])
+    runpy.run_path(str(GITHUB / "class" / "traffic.py"))
+    sent = sum(row["up"] + row["down"] for row in log(folder))
+    assert f"at the end {sent / 1e6:.1f} million" in capsys.readouterr().out
+    assert (folder.parent / "traffic.png").exists()
 
 
 def test_the_seventh_method(tmp_path, run, monkeypatch):
