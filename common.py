@@ -9,7 +9,7 @@ Part I is enough to understand a method's rounds. What `main` needs to know of R
     run = Run(args, modules=[...])   modules: every network that lasts over rounds, the clients' and the server's
     state = run.resume(state)        state: every tensor that lasts over rounds; --resume loads both
     for t in run.rounds():           t = 1, 2, ..., --rounds
-        ...                          clients run in threads, so they return what changes, and main stores it
+        ...                          clients run in threads: each trains its own net, and main stores the rest
         run.report(t, ...)           ends the round: a row of log.csv and a printed line
         run.checkpoint(t, state)     comes last, as it also saves the log
 
@@ -287,6 +287,8 @@ def make_clients(data, args):
     clients = []
     for i, (domain, train, test) in enumerate(divide(data, all_images, 0.25, args)):
         clients.append(Client(i, train, test=test, net=build_net(data, args, i), domain=domain))
+    if not any(len(client.test.y) for client in clients):
+        fail("no client has enough images to keep some for testing; try fewer --clients or a larger share of the images")
     return clients
 
 
@@ -668,6 +670,8 @@ def image_folder(folder, size):
             training, testing = image_files(place / "train"), image_files(place / "test")
             images = training + testing
             is_test = [False] * len(training) + [True] * len(testing)
+        elif (place / "test").is_dir():
+            exit_without_data(place, "test/ is there, but no train/")
         else:
             images = image_files(place)
             is_test = test_images(folder.name, place.name, len(images))
@@ -712,9 +716,10 @@ def decoded(read, names, size, cache, key):
     """Images resized to RGB (n, 3, size, size) uint8, and their labels (n,). read(i) gives a PIL image and its label;
     names[i] is named in an error. The file `cache` keeps both tensors as long as `key` is the same."""
     if cache.exists():
-        kept = torch.load(cache, weights_only=True)
-        if kept.get("key") == key:
-            return kept["tensors"]
+        with contextlib.suppress(Exception):  # a damaged cache may raise any; then decode again
+            kept = torch.load(cache, weights_only=True)
+            if kept["key"] == key:
+                return kept["tensors"]
     print(f"decoding {len(names):,} images (once) ...", flush=True)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
     labels = torch.zeros(len(names), dtype=torch.long)
@@ -751,7 +756,8 @@ def download(name, folder, size):
     try:
         parts = [dataset_class(root, download=True, **option) for option in options]
     except Exception as error:
-        exit_without_data(folder, f"not there, and the download failed; no internet? ({' '.join(str(error).split())})")
+        reason = " ".join(str(error).split())
+        exit_without_data(folder, f"not there, and the download to {root} failed; no internet? ({reason})")
 
     images = torch.utils.data.ConcatDataset(parts)
     names = [f"image {i} of {name}" for i in range(len(images))]
@@ -870,7 +876,7 @@ def draw_domain(name, n, size=32):
 
 # --- run folder -----------------------------------------------------------------------------------
 
-# Flags that do not change a run's numbers. args.json leaves them out, and they may be typed beside --resume.
+# Flags that do not change a run's numbers. args.json leaves them out. All but --trials may be typed beside --resume.
 SIDE_FLAGS = ["data", "device", "workers", "checkpoint_every", "out", "name", "no_plots", "trials", "resume"]
 
 
@@ -966,7 +972,10 @@ def new_folder(args):
     while folder.exists():
         n += 1
         folder = Path(args.out, f"{name}-{n}")
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        fail(f"--out {args.out}: {error}")
     return folder
 
 
@@ -1034,7 +1043,7 @@ def summarize(run):
         results[f"final by {kind}"] = final
         print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {t} (picked on {images} images)")
     if "acc_most_frequent" in log:
-        most_frequent = log["acc_most_frequent"][-1]
+        most_frequent = np.nanmax(log["acc_most_frequent"])
         leads = [f"{results[f'final by {kind}'] - most_frequent:+.2f} by {kind}" for kind in predictions(log)]
         print(f"always answering a client's most frequent class: {most_frequent:.2f} %; "
               f"lead over it: {', '.join(leads)}")
@@ -1076,7 +1085,7 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
     figures = {"partition": plot_partition(clients, names), "curves": plot_curves(read_log(run.folder)),
                "features": plot_features(groups, prototypes, labels, names, run.args.seed, note)}
     if len(prototypes):
-        figures["margins"] = plot_margins(clients, prototypes, labels, names)
+        figures["margins"] = plot_margins(clients, net, prototypes, labels, names)
     for name, figure in figures.items():
         figure.suptitle(f"{run.folder.name}, {run.args.partition}, round {run.rows[-1]['round']}", fontsize="medium")
         figure.savefig(run.folder / f"{name}.png")
@@ -1186,11 +1195,12 @@ def margins(vectors, labels, C):
     return nearest
 
 
-def plot_margins(clients, prototypes, labels, names):
-    """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D)."""
+def plot_margins(clients, net, prototypes, labels, names):
+    """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D). net: the global model,
+    or None where every client has its own."""
     C, table = len(names), []
     for client in clients:
-        means, counts = class_means(client.net, client.train)
+        means, counts = class_means(client.net if net is None else net, client.train)
         owned = counts.nonzero().flatten()
         table.append(margins(means[owned], owned, C))
     table = np.ma.masked_invalid(table)
@@ -1211,7 +1221,7 @@ def plot_margins(clients, prototypes, labels, names):
 
 def compare(folders):
     """For each data set and partition print a table of runs and draw compare-<dataset>-<partition>.png. Folders with
-    the same name up to -s<seed> share a row, mean ± std over seeds, if all their other settings agree."""
+    the same name up to -s<seed> share a row, mean ± std over seeds, if their other settings are those of the first."""
     tables = {}           # {data set and partition: {row: {seed: log}}}
     settings_of_row = {}
     for folder in map(Path, folders):
@@ -1350,7 +1360,7 @@ def make_parser(description):
 
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--clients", type=at_least(1), help="K, number of clients (default with --partition domain: one per domain)")
+    add("--clients", type=at_least(1), help="K, number of clients; without a default: one for each domain")
     add("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N", help="clients of each domain")
     add = group.add_argument
     add("--participation", type=share, default=1.0, help="ρ, share of the clients in a round")
@@ -1372,7 +1382,7 @@ def make_parser(description):
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
     add("--local-epochs", type=at_least(1), default=1, help="E, a client's epochs in a round")
-    add("--batch-size", type=at_least(1), default=10, help="B, images in a minibatch")
+    add("--batch-size", type=at_least(1), default=10, help="B, images in a minibatch; BatchNorm needs two")
     add("--batches", choices=["all", "full"], default="all", help="full: drop a last, smaller batch")
     add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")
     add("--momentum", type=share_or_zero, default=0.0, help="momentum of SGD; its buffer starts empty in each round")
@@ -1400,7 +1410,7 @@ def choose_device(name):
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.ones(2, device=name).sum().item()
-    except (RuntimeError, AssertionError) as error:
+    except Exception as error:  # each kind of device raises its own
         reason = str(error).strip().split("\n")[0]
         fail(f"--device {name}: cannot be used ({reason}); try --device cpu")
     return name

@@ -20,7 +20,7 @@ What we changed
   Anchors  are scaled to length 1 as well as features, as in the authors' code.
   Uploads  hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  Normalisation, augmentation, the class shares of NIID-2 and NIID-3; as in the authors' code, except on CINIC-10.
+  Normalisation, augmentation, the class shares of NIID-2 and NIID-3: as in the authors' code, which lacks CINIC-10.
 Equations and deviations: .github/papers/fedfm.md. Results: .github/results/README.md.
 
     python fedfm.py                                                    built-in glyphs in four domains, about a minute
@@ -48,7 +48,7 @@ class Anchors(NamedTuple):
 
 class Upload(NamedTuple):
     model: dict         # the trained model's state_dict
-    loss: torch.Tensor  # mean over the client's batches; only for the log
+    loss: torch.Tensor  # mean over the client's batches, for the log
 
 
 def main(args):
@@ -228,7 +228,7 @@ def lite_round(net, clients, chosen, anchors, t, args):
 
     With a = --model-every all clients download the model in rounds 1, a + 1, ...; participants upload theirs in rounds
     a, 2a, ... and the last. In between the global model does not change, and every client keeps its own. Class means
-    come from the client's own trained model."""
+    come from the client's own trained model; the last round sends none, so do not extend a run that has ended."""
     models_down = (t - 1) % args.model_every == 0
     models_up = t % args.model_every == 0 or t == args.rounds
     matching = args.lam > 0 and t > args.warmup and t > 1             # round 1 has no anchors
@@ -299,8 +299,8 @@ def cluster_quality(net, tests, seed):
     y = torch.cat([images.y for images in tests.values()])
     index = torch.from_numpy(generator(seed, "clusters").permutation(len(y))[:2000]).to(y.device)
     z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
-    if len(set(y)) < 2:
-        return "NMI and silhouette of the features: not defined for a single class"
+    if len(set(y)) < 2 or len(y) < net.num_classes:
+        return "NMI and silhouette of the features: too few test images or classes"
     clusters = KMeans(net.num_classes, n_init=10, random_state=seed).fit_predict(z)
     nmi = normalized_mutual_info_score(y, clusters)
     return f"features of {len(y)} test images: NMI {nmi:.3f}, silhouette {silhouette_score(z, y):.3f}"

@@ -45,7 +45,7 @@ from common import (Net, Run, at_least, average, build_encoder, draw_pictures, e
 
 class Upload(NamedTuple):
     model: dict         # the trained model's state_dict
-    loss: torch.Tensor  # mean over the client's batches; only for the log
+    loss: torch.Tensor  # mean over the client's batches, for the log
 
 
 def main(args):
@@ -124,7 +124,7 @@ def compactness(h, y, anchors, tau):
 
 
 def l2_distance(h, y, anchors):
-    """Replaces L_COM in the rows of Tables 4 and 5 that lack it: ‖h_b − a_{y_b}‖, mean over the batch. The paper has no
+    """Replaces L_COM where Tables 4 and 5 have L_SEP alone: ‖h_b − a_{y_b}‖, mean over the batch. The paper has no
     formula for it. Shapes as in compactness -> scalar."""
     return (h - anchors[y]).norm(dim=1).mean()
 
@@ -244,9 +244,9 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper has two values each for α, λ and τ; only for office it says that a smaller λ does worse. We give
-# digits the first of each and the others the second. Domain fractions are those of FPL's code, on PACS those of a later
-# benchmark by its authors.
+# The paper has two values each for α, λ and τ; only for office it says that a smaller λ does worse. Digits and data
+# without domains get the first of each, the others the second. Domain fractions are those of FPL's code, on PACS those
+# of a later benchmark by its authors.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {

@@ -3,8 +3,8 @@ under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
 and the server clusters the clusters' means. New here: a prototype is weighted by its share of its class's images, so
-that a few outliers count little. And a feature is attracted only by the share φ of its class's prototypes that score
-highest in similarity × weight, so prototypes that are far away or small are left out.
+that a few outliers count little. And L_corr attracts a feature only to the share φ of its class's prototypes that score
+highest in similarity × weight, which leaves out prototypes that are far away or small.
 
 One round (D features, |w| floats in the model):
   1. The server sends the model and its G prototypes; in round 1 there are none.       |w| + G · (D + 1) floats to each
@@ -57,7 +57,7 @@ class Prototypes(NamedTuple):
 class Upload(NamedTuple):
     model: dict            # the trained model's state_dict
     clusters: Clusters
-    loss: torch.Tensor     # mean over the client's batches; only for the log
+    loss: torch.Tensor     # mean over the client's batches, for the log
 
 
 def main(args):
@@ -249,7 +249,7 @@ def merge_neighbours(x, sizes):
 
 
 def first_neighbour_clusters(x):
-    """Link each vector to its nearest other one by cosine. Connected vectors are a cluster.
+    """Link each vector to its nearest other one by cosine. Connected vectors are a cluster; so is a single vector.
 
     x (N, D) -> cluster numbers (N,) from 0."""
     unit = F.normalize(x, dim=1)

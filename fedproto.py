@@ -15,7 +15,7 @@ One round (m participants, C classes, C_i of them at client i, D features):
 Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; eight architectures
-(--model htfe8; our default on CIFAR is one small CNN).
+(--model htfe8; our default is one small CNN).
 What we changed
   Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
@@ -42,7 +42,7 @@ from common import (Run, class_means, draw_pictures, evaluate_personal, for_each
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
     counts: torch.Tensor      # (C,) how many images of each class it has
-    loss: torch.Tensor        # mean over the client's batches; only for the log
+    loss: torch.Tensor        # mean over the client's batches, for the log
 
 
 def main(args):

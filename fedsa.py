@@ -46,7 +46,7 @@ from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
     counts: torch.Tensor      # (C,) how many images of each class it has
-    loss: torch.Tensor        # mean over the client's batches; only for the log
+    loss: torch.Tensor        # mean over the client's batches, for the log
 
 
 def main(args):
@@ -242,7 +242,7 @@ SETTINGS = {
 
 def add_flags(group):
     group.add_argument("--lam-r", type=not_negative,
-                       help="λ1 in Eq. 9, weight of the distance to the anchor; the authors' code: 10")
+                       help="λ1 in Eq. 9, weight of the distance to the anchor; many of the authors' commands: 10")
     group.add_argument("--lam-mcl", type=not_negative,
                        help="λ2 in Eq. 9, weight of the contrastive loss; else 0.01, or 1 for several architectures")
     group.add_argument("--lam-cc", type=not_negative,

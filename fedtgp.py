@@ -15,7 +15,7 @@ One round (m participants, C classes, C_i of them at client i, D features):
 Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
-eight architectures (--model htfe8; our default on CIFAR is one small CNN).
+eight architectures (--model htfe8; our default is one small CNN).
 What we changed
   Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 10     is a mean over a batch, not a sum.
@@ -45,7 +45,7 @@ from common import (Run, at_least, class_means, distances, draw_pictures, evalua
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
     owned: torch.Tensor       # (C,) bool: the classes it has
-    loss: torch.Tensor        # mean over the client's batches; only for the log
+    loss: torch.Tensor        # mean over the client's batches, for the log
 
 
 def main(args):

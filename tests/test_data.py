@@ -118,6 +118,9 @@ def test_a_division_of_images_is_not_taken_for_domains(name, tmp_path):
     picture(tmp_path / "mine" / name / "a" / "2.png")
     with pytest.raises(SystemExit, match=f"{name}/ is there, but no train/"):
         load(tmp_path, "mine")
+    picture(tmp_path / "domains" / "photo" / "test" / "a" / "1.png")
+    with pytest.raises(SystemExit, match="photo: test/ is there, but no train/"):
+        load(tmp_path, "domains")
 
 
 def test_the_test_images_of_pacs(tmp_path):
@@ -131,7 +134,7 @@ def test_the_test_images_of_pacs(tmp_path):
 
 
 def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
-    """Catches: images of before, decoding in every run, a cache kept for each change."""
+    """Catches: images of before, decoding in every run, a cache kept for each change, a traceback where it is damaged."""
     one, two = tmp_path / "s" / "train" / "a" / "1.png", tmp_path / "s" / "test" / "b" / "2.png"
     picture(one)
     load(tmp_path, "s")
@@ -143,7 +146,9 @@ def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
     picture(two)
     one.unlink()
     assert load(tmp_path, "s").test.tolist() == [True]
-    assert len(list(tmp_path.glob("*.pt"))) == 1
+    cache, = tmp_path.glob("*.pt")
+    cache.write_bytes(cache.read_bytes()[:500])
+    assert len(load(tmp_path, "s").y) == 1
 
 
 def test_a_folder_that_cannot_be_written_to_has_no_cache(tmp_path, monkeypatch):

@@ -23,6 +23,11 @@ class Identity(torch.nn.Module):
         return x
 
 
+class Doubled(Identity):
+    def features(self, x):
+        return 2 * x
+
+
 def a_client(i, y, domain=""):
     """A client with images 0, 1, 2 ... of classes y; the only feature of an image is its number."""
     x = torch.arange(float(len(y)))[:, None]
@@ -112,12 +117,14 @@ def test_margins_png():
     """Catches: the smallest client's margin for the largest, the server's margins of clients, an axis without 0."""
     clients = [a_client(0, [0, 1]), a_client(1, [0, 2, 2, 1])]  # class means 0 and 1; 0, 3 and 1.5
     prototypes = torch.tensor([[0.0], [20], [50]])
-    axis, = common.plot_margins(clients, prototypes, torch.arange(3), ["a", "b", "c"]).axes
+    axis, = common.plot_margins(clients, None, prototypes, torch.arange(3), ["a", "b", "c"]).axes
     largest, mean, server = [line.get_ydata().tolist() for line in axis.lines[:3]]
     assert largest == [1.5, 1.5, 1.5]
     assert mean == [1.25, 1.25, 1.5]
     assert server == [20, 20, 30]
     assert axis.get_ylim()[0] <= 0
+    axis, = common.plot_margins(clients, Doubled(), prototypes, torch.arange(3), ["a", "b", "c"]).axes
+    assert axis.lines[0].get_ydata().tolist() == [3, 3, 3]  # the global model, not the clients'
 
 
 def test_what_is_drawn(tmp_path, monkeypatch):
@@ -142,9 +149,8 @@ def test_what_is_drawn(tmp_path, monkeypatch):
     labels = torch.tensor([1, 0])
     common.draw_pictures(run, data, clients, prototypes, labels, net="net", tests={"sketch": "images"})
     assert features.call_args.args[0] == {"sketch": ("net", "images")}
-    for plot in features, margins:
-        assert plot.call_args.args[1] is prototypes
-        assert plot.call_args.args[2] is labels
+    assert features.call_args.args[1:3] == (prototypes, labels)
+    assert margins.call_args.args[1:4] == ("net", prototypes, labels)
 
 
 # --- comparing runs -------------------------------------------------------------------------------

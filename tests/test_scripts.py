@@ -169,6 +169,8 @@ BAD = {  # what the line says: command lines
     "must be at most 1/3": ["fedplcc --partition domain --domain-clients thin:3 --domain-fraction 0.5"],
     "number of classes": ["--partition missing --missing 10", "--partition pathological --classes-per-client 11"],
     "too few": ["--clients 5000", "--subset 1e-9 --clients 20"],
+    "for testing": ["--partition dominant --subset 0.01 --clients 4"],
+    "Not a directory": ["--out README.md/runs"],
     "would train on 1 of": ["fedfm --subset 0.1 --validation 0.999"],
     "cannot be a group": ["fedfm --model htfe4"],
     "cannot be used": ["--device cuda:99", "--device tpu"],
