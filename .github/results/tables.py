@@ -135,10 +135,6 @@ def both(row):
     return f"{number(row['classifier'])} / {number(row['prototype'])}"
 
 
-def pair(one, other):
-    return f"{number(one)}, {number(other)}"
-
-
 def show(name, head, rows):
     print(f"<!-- table: {name} -->")
     print("| " + " | ".join(head) + " |")
@@ -269,23 +265,18 @@ def published_code():
 
 def cross_device_trials():
     runs = {name: seeds[0] for name, seeds in read("cifar10-cross-device").items()}
-    fedsa = runs["authors-partition-fedsa"]
-    fedproto = runs["authors-partition-fedproto"]
-    large = runs["fedsa-authors-settings-lambda2-1"]
-    small = runs["fedsa-authors-settings"]
-    own = runs["fedproto-own-weights"][100]
-    same = runs["fedproto"][100]
-    show("cross-device-trials", ["seed 0", "when", "by classifier", "by prototype or anchor"], [
-        ["partition and batches of FedSA's authors' code: FedSA, FedProto", "best round",
-         pair(best(fedsa, "classifier"), best(fedproto, "classifier")),
-         pair(best(fedsa, "prototype"), best(fedproto, "prototype"))],
-        ["FedSA, authors' settings: λ2 = 1, λ2 = 0.01", "last 200 rounds",
-         pair(late(large, "classifier", 801), late(small, "classifier", 801)),
-         pair(late(large, "prototype", 801), late(small, "prototype", 801))],
-        ["FedProto: each client its own initial weights, all the same", "round 100",
-         pair(own["classifier"], same["classifier"]),
-         pair(own["prototype"], same["prototype"])],
-    ])
+    rows = []
+    for name, title, when, function, *more in [
+            ("authors-partition-fedsa", "FedSA, partition and batches of its authors' code", "best round", best),
+            ("authors-partition-fedproto", "FedProto, the same", "best round", best),
+            ("fedsa-authors-settings-lambda2-1", "FedSA, authors' settings, λ2 = 1", "last 200 rounds", late, 801),
+            ("fedsa-authors-settings", "the same, λ2 = 0.01", "last 200 rounds", late, 801),
+            ("fedproto-own-weights", "FedProto, each client with initial weights of its own", "round 100", at, 100),
+            ("fedproto", "FedProto, all with the same", "round 100", at, 100)]:
+        rounds = runs[name]
+        values = [function(rounds, column, *more) for column in ("classifier", "prototype")]
+        rows.append([title, when] + [number(value) for value in values])
+    show("cross-device-trials", ["seed 0", "when", "by classifier", "by prototype or anchor"], rows)
 
 
 def office_fedlsa():
