@@ -207,7 +207,8 @@ def architectures():
 def prototypes_of_fedproto():
     """FedProto with other class means and another mean at the server, and HtFLlib on the same clients."""
     runs = {name: seeds[0] for name, seeds in read("cifar10-architectures").items()}
-    rows = [["always the most frequent class", "", ""] + [number(runs["fedproto-mse"][t]["most_frequent"]) for t in (2, 4)]]
+    shown = (2, 4, 8, 12)
+    rows = [["always the most frequent class", "", ""] + [number(runs["fedproto-mse"][t]["most_frequent"]) for t in shown]]
     for name, title, means, server in [
             ("fedproto-mse", "FedProto, ours", "after training", "by class counts, Eq. 3"),
             ("fedproto-mse-training", "", "while training", "by class counts"),
@@ -216,10 +217,11 @@ def prototypes_of_fedproto():
             ("htfllib-fedproto", "FedProto in HtFLlib", "while training", "plain"),
             ("htfllib-fedproto-weighted", "the same, changed", "while training", "by class counts"),
             ("htfllib-fedproto-after", "", "after training", "plain"),
+            ("htfllib-fedproto-weighted-after", "", "after training", "by class counts"),
             ("fedtgp-mse", "FedTGP, ours", "after training", "none, it trains"),
             ("htfllib-fedtgp", "FedTGP in HtFLlib", "before training", "none, it trains")]:
-        rows.append([title, means, server] + [number(runs[name][t]["prototype"]) for t in (2, 4)])
-    show("architectures-means", ["by prototype", "class means are taken", "the server's mean", "round 2", "round 4"], rows)
+        rows.append([title, means, server] + [number(runs[name][t]["prototype"]) if t in runs[name] else "" for t in shown])
+    show("architectures-means", ["by prototype", "class means are taken", "the server's mean"] + [f"round {t}" for t in shown], rows)
 
 
 def cross_device():
