@@ -214,6 +214,7 @@ def prototypes_of_fedproto():
             ("fedproto-mse-training", "", "while training", "by class counts"),
             ("fedproto-mse-uniform", "", "after training", "plain"),
             ("fedproto-mse-uniform-training", "", "while training", "plain"),
+            ("fedproto-mse-dropout", "ours, with HtFLlib's dropout", "after training", "by class counts"),
             ("htfllib-fedproto", "FedProto in HtFLlib", "while training", "plain"),
             ("htfllib-fedproto-weighted", "the same, changed", "while training", "by class counts"),
             ("htfllib-fedproto-after", "", "after training", "plain"),
