@@ -9,7 +9,7 @@ Part I is enough to understand a method's rounds. What `main` needs to know of R
     run = Run(args, modules=[...])   modules: every network that lasts over rounds, the clients' and the server's
     state = run.resume(state)        state: every tensor that lasts over rounds; --resume loads both
     for t in run.rounds():           t = 1, 2, ..., --rounds
-        ...                          clients run in threads: each trains its own net, and main stores the rest
+        ...                          client_update runs in threads: it changes client.net alone; main changes the rest
         run.report(t, ...)           ends the round: a row of log.csv and a printed line
         run.checkpoint(t, state)     comes last, as it also saves the log
 
@@ -138,7 +138,7 @@ def minibatches(client, t, args):
             yield x[index], y[index]
 
 
-def batches(n, batch_size, rng, rule="all", device="cpu"):
+def batches(n, batch_size, rng, rule, device):
     """One epoch over n samples -> [indices (B,)], on the device.
 
     rule "all"   every sample is used; a last batch of one joins the batch before, as BatchNorm needs two
@@ -185,7 +185,7 @@ def average(models, image_counts):
     mean = {}
     for name in models[0]:
         total = sum(n * model[name] for n, model in zip(image_counts, models))
-        mean[name] = total / sum(image_counts)  # BatchNorm counts its batches in integers; load_state_dict rounds down
+        mean[name] = total / sum(image_counts)  # load_state_dict rounds BatchNorm's batch counter down
     return mean
 
 
@@ -246,9 +246,7 @@ def evaluate_global(net, tests, t, args):
         show_progress(f"testing {name}")
         scores[name] = accuracy(net, images)
     mean = {"test": sum(scores.values()) / len(scores)}
-    if len(scores) == 1:
-        return mean
-    return mean | scores
+    return mean | scores if len(scores) > 1 else mean
 
 
 @torch.no_grad()
@@ -268,7 +266,7 @@ def generator(seed, purpose, *where):
 
 @contextlib.contextmanager
 def seeded(seed, purpose):
-    """`with seeded(0, "anchors"):` what torch draws inside depends only on seed and purpose."""
+    """`with seeded(0, "anchors"):` what torch draws inside, on the CPU, depends only on seed and purpose."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator(seed, purpose).integers(2**62)))
         yield
@@ -288,7 +286,7 @@ def make_clients(data, args):
     for i, (domain, train, test) in enumerate(divide(data, all_images, 0.25, args)):
         clients.append(Client(i, train, test=test, net=build_net(data, args, i), domain=domain))
     if not any(len(client.test.y) for client in clients):
-        fail("no client has enough images to keep some for testing; try fewer --clients or a larger share of the images")
+        fail("no client has enough images to keep some for testing; try fewer --clients or more images")
     return clients
 
 
@@ -427,7 +425,7 @@ def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
     first. The papers leave this open."""
     name, hidden = architecture(args.model, i)
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # other words would change published numbers
+    with seeded(args.seed, f"weights {name} ()"):  # part of the seed: other words, other weights
         extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
         classifier = nn.Linear(widths[-1], C)
@@ -503,7 +501,7 @@ def dirichlet(y, domain, args, rng):
         if least >= fewest_images(y, args):
             break
     parts = [np.concatenate(of_client) for of_client in zip(*best)]
-    return [np.sort(part) for part in parts]  # `divide` shuffles them anyway
+    return [np.sort(part) for part in parts]  # `divide` permutes them; another order would change every draw
 
 
 def pathological(y, domain, args, rng):
@@ -534,7 +532,7 @@ def pathological(y, domain, args, rng):
 
 
 def in_proportion(y, shares, rng):
-    """As many images as the scarcest class allows, in the proportions of shares (K, C). The rest stays unused."""
+    """Deal images in the proportions of shares (K, C), as many as the scarcest class allows. The rest stays unused."""
     stock = indices_by_class(y, rng)
     available = np.array([len(index) for index in stock])
     wanted = shares.sum(0)
@@ -605,7 +603,7 @@ def by_domain(y, domain, args, rng):
 
 PARTITIONS = {"iid": iid, "dirichlet": dirichlet, "pathological": pathological, "dominant": dominant,
               "missing": missing, "domain": by_domain}
-PARTITION_OF = {  # the only partition that reads a flag
+PARTITION_OF = {  # each flag, and the one partition that uses it
     "--beta": "dirichlet", "--classes-per-client": "pathological", "--dominant-share": "dominant",
     "--missing": "missing", "--domain-clients": "domain", "--domain-fraction": "domain", "--images-per-class": "domain"}
 
@@ -664,7 +662,7 @@ def image_folder(folder, size):
     """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
     rows = []  # of each image: path, class, domain, whether it is a test image
     for place in domain_folders(folder):
-        if place != folder and place.name in ("test", "validation"):  # we would train on its images
+        if place != folder and place.name.lower() in ("test", "val", "valid", "validation"):  # we would train on it
             exit_without_data(folder, f"{place.name}/ is there, but no train/")
         if (place / "train").is_dir():
             training, testing = image_files(place / "train"), image_files(place / "test")
@@ -686,10 +684,7 @@ def image_folder(folder, size):
     key = zlib.crc32(repr(paths_and_times).encode())
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
 
-    def read(i):
-        with Image.open(paths[i]) as image:
-            return image.convert("RGB"), 0  # the labels are in y
-    x, _ = decoded(read, paths, size, cache, key)
+    x, _ = decoded(lambda i: (Image.open(paths[i]), 0), paths, size, cache, key)  # 0: the labels are in y
     return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), class_names.tolist(),
                    domains.tolist())
 
@@ -714,7 +709,7 @@ def test_images(dataset, domain, n):
 
 def decoded(read, names, size, cache, key):
     """Images resized to RGB (n, 3, size, size) uint8, and their labels (n,). read(i) gives a PIL image and its label;
-    names[i] is named in an error. The file `cache` keeps both tensors as long as `key` is the same."""
+    names[i] says which image an error is about. The file `cache` keeps both tensors as long as `key` is the same."""
     if cache.exists():
         with contextlib.suppress(Exception):  # a damaged cache may raise any; then decode again
             kept = torch.load(cache, weights_only=True)
@@ -828,7 +823,7 @@ def draw(digit, rotation, dx, dy, min_zoom=0.75, max_zoom=1.1):
     return F.grid_sample(digits_in_all_fonts()[font, digit].unsqueeze(1), grid, align_corners=False)
 
 
-@torch.random.fork_rng(devices=[])  # as `seeded`: torch's own generator stays where it was
+@torch.random.fork_rng(devices=[])  # restores torch's generator afterwards, as `seeded` does
 def draw_domain(name, n, size=32):
     """n images of a domain, (n, 3, size, size) uint8, of the classes 0, 1, ..., 9, 0, 1, ..."""
     torch.manual_seed(GLYPH_DOMAINS.index(name))
@@ -852,8 +847,8 @@ def draw_domain(name, n, size=32):
         image = torch.lerp(ground, uniform(n, 0.65, 0.95), draw(digit, 0.35, dx, dy))
     else:  # clutter: coloured, blurred, between pieces of other digits
         ground, colour = uniform(n, 0, 1, 3), uniform(n, 0, 1, 3)
-        contrast = (ground - colour).mean(1, keepdim=True)  # is raised to 0.3, if black and white allow it
-        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)
+        contrast = (ground - colour).mean(1, keepdim=True)
+        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)  # to 0.3, as far as black and white allow
         colour = (colour - contrast.sign() * missing_contrast).clamp(0, 1)
         image = ground + 0.35 * noise(n, 5, 3)
         for _ in range(2):
@@ -876,8 +871,9 @@ def draw_domain(name, n, size=32):
 
 # --- run folder -----------------------------------------------------------------------------------
 
-# Flags that do not change a run's numbers. args.json leaves them out. All but --trials may be typed beside --resume.
+# Flags that do not change a run's numbers; args.json leaves them out
 SIDE_FLAGS = ["data", "device", "workers", "checkpoint_every", "out", "name", "no_plots", "trials", "resume"]
+BESIDE_RESUME = ["data", "device", "workers", "checkpoint_every", "no_plots", "resume", "rounds", "help"]
 
 
 class Run:
@@ -923,7 +919,7 @@ class Run:
 
         row = {"round": t}
         for name, value in scores.items():
-            row[f"acc_{name}"] = value
+            row[f"acc_{name}"] = float(value)  # a checkpoint with a numpy number could not be loaded
         row["loss"] = losses.mean().item()
         row["up"] = int(up)
         row["down"] = int(down)
@@ -1019,7 +1015,7 @@ def curve(log, column):
 
 
 def best_and_final(log, kind):
-    """-> best accuracy in %, its round, picked on validation images where there are any, and final accuracy in %."""
+    """-> best accuracy in %, its round, final accuracy in %. Validation images, if any, pick the best round."""
     rounds, scores = curve(log, f"acc_{kind}")
     picked_on = "acc_validation" if "acc_validation" in log else f"acc_{kind}"
     _, judged = curve(log, picked_on)
@@ -1042,11 +1038,6 @@ def summarize(run):
         results[f"best by {kind}"] = best
         results[f"final by {kind}"] = final
         print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {t} (picked on {images} images)")
-    if "acc_most_frequent" in log:
-        most_frequent = np.nanmax(log["acc_most_frequent"])
-        leads = [f"{results[f'final by {kind}'] - most_frequent:+.2f} by {kind}" for kind in predictions(log)]
-        print(f"always answering a client's most frequent class: {most_frequent:.2f} %; "
-              f"lead over it: {', '.join(leads)}")
     up, down, seconds = log["up"].sum(), log["down"].sum(), log["seconds"].sum()
     print(f"traffic: {up:,.0f} floats up, {down:,.0f} down; {seconds:.0f} s in all")
     print(f"everything is in {run.folder}")
@@ -1057,7 +1048,7 @@ def summarize(run):
 
 matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25,
                             "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150})
-MARKERS = "o^DvPX<>ph8Hd" * 10  # so that lines and groups can be told apart without colours
+MARKERS = "o^DvPX<>ph8Hd" * 100  # so that lines and groups can be told apart without colours
 
 
 def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, tests=None):
@@ -1074,16 +1065,12 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
     if net is None:
         largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
         groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
-        note = f"{len(groups)} of {len(clients)} clients"
-        if run.args.partition != "domain":
-            note += "; a client with few classes forms islands, even with guidance"
     else:
         groups = {name: (net, images) for name, images in tests.items()}
-        note = "a class with few points has few test images here"
 
     names = data.class_names
     figures = {"partition": plot_partition(clients, names), "curves": plot_curves(read_log(run.folder)),
-               "features": plot_features(groups, prototypes, labels, names, run.args.seed, note)}
+               "features": plot_features(groups, prototypes, labels, names, run.args.seed)}
     if len(prototypes):
         figures["margins"] = plot_margins(clients, net, prototypes, labels, names)
     for name, figure in figures.items():
@@ -1152,7 +1139,7 @@ def in_two_dimensions(z, seed):
     return tsne.fit_transform(z.numpy()), "t-SNE of features"
 
 
-def plot_features(groups, prototypes, labels, names, seed, note=""):
+def plot_features(groups, prototypes, labels, names, seed):
     """Features of test images in the plane: a colour for each class, a marker for each group, and stars for the
     server's prototypes (G, D) of classes labels (G,). groups {client or domain: (net, Images)}."""
     z, y, group = [], [], []
@@ -1180,7 +1167,7 @@ def plot_features(groups, prototypes, labels, names, seed, note=""):
                     axis.annotate(names[c], point, (7, 5), textcoords="offset points")
     for name, marker in markers.items():
         axis.scatter([], [], marker=marker, color="black", label=name)
-    axis.set(xticks=[], yticks=[], xlabel=f"{method}\n{note}")
+    axis.set(xticks=[], yticks=[], xlabel=method)
     figure.legend(loc="outside right upper")
     return figure
 
@@ -1221,7 +1208,7 @@ def plot_margins(clients, net, prototypes, labels, names):
 
 def compare(folders):
     """For each data set and partition print a table of runs and draw compare-<dataset>-<partition>.png. Folders with
-    the same name up to -s<seed> share a row, mean ± std over seeds, if their other settings are those of the first."""
+    the same name up to -s<seed> and as many rounds share a row, mean ± std over seeds, if their settings are equal."""
     tables = {}           # {data set and partition: {row: {seed: log}}}
     settings_of_row = {}
     for folder in map(Path, folders):
@@ -1231,11 +1218,11 @@ def compare(folders):
         if not predictions(log):  # no round has been tested yet
             continue
         settings = json.loads((folder / "args.json").read_text())
-        settings["rounds"] = len(log["round"])  # a run that has not ended gets a row of its own
-        seed = settings.pop("seed")
-        row = str(folder).removesuffix(f"-s{seed}")
+        seed, _ = settings.pop("seed"), settings.pop("rounds")
+        rounds = f" ({len(log['round'])} rounds)"
+        row = str(folder).removesuffix(f"-s{seed}") + rounds
         if settings_of_row.setdefault(row, settings) != settings:
-            row = str(folder)
+            row = str(folder) + rounds
         table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
         table.setdefault(row, {})[seed] = log
     if not tables:
@@ -1244,7 +1231,7 @@ def compare(folders):
     for title, table in tables.items():
         print(f"\n{title}; best rounds are picked on validation images if there are any, else on test images;\n"
               "lead: final accuracy minus that of always answering each client's most frequent class")
-        print("| run | seeds | by | best % | final % | lead | rounds |\n|---|---|---|---|---|---|---|")
+        print("| run | seeds | by | best % | final % | lead |\n|---|---|---|---|---|---|")
         for row, logs in table.items():
             print_row(row, logs)
         path = Path(folders[0]).parent / f"compare-{title}.png"
@@ -1262,8 +1249,7 @@ def print_row(row, logs):
         if all("acc_most_frequent" in log for log in logs):
             lead = mean_std([score - np.nanmax(log["acc_most_frequent"]) for score, log in zip(final, logs)])
         by = "the global model" if kind == "test" else kind
-        rounds = len(logs[0]["round"])
-        print(f"| {row} | {seeds} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} | {rounds} |")
+        print(f"| {row} | {seeds} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} |")
 
 
 def plot_comparison(title, table):
@@ -1305,7 +1291,7 @@ def fail(message):
 
 
 def checked(kind, allows, rule):
-    """A type for argparse: converts a text with `kind` and rejects what `allows` refuses: "x is not <rule>"."""
+    """A type for argparse: converts a text with `kind`. What `allows` refuses ends with "<text> is not <rule>"."""
     def read(text):
         value = kind(text)
         if not allows(value):
@@ -1331,8 +1317,6 @@ def domain_clients(text):
     numbers = {}
     for pair in text.split(","):
         name, n = pair.split(":")
-        if name in numbers:
-            raise argparse.ArgumentTypeError(f"{name} is there twice")
         numbers[name] = at_least(1)(n)
     return numbers
 
@@ -1356,7 +1340,7 @@ def make_parser(description):
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
-    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; default: the data set's")
+    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; if not set, the data set's")
 
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument
@@ -1370,7 +1354,7 @@ def make_parser(description):
     add("--missing", type=at_least(0), default=1, help="how many classes a client lacks with --partition missing")
     add("--dominant-share", type=share, default=0.46, help="share of the dominant class with --partition dominant")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--domain-fraction", type=share, help="a client's share of its domain (default: equal shares)")
+    add("--domain-fraction", type=share, help="a client's share of its domain; if not set, equal shares")
     add("--images-per-class", type=at_least(1), help="a client's images of each class with --partition domain")
 
     add = parser.add_argument_group("model").add_argument
@@ -1382,7 +1366,7 @@ def make_parser(description):
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
     add("--local-epochs", type=at_least(1), default=1, help="E, a client's epochs in a round")
-    add("--batch-size", type=at_least(1), default=10, help="B, images in a minibatch; BatchNorm needs two")
+    add("--batch-size", type=at_least(2), default=10, help="B, images in a minibatch")
     add("--batches", choices=["all", "full"], default="all", help="full: drop a last, smaller batch")
     add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")
     add("--momentum", type=share_or_zero, default=0.0, help="momentum of SGD; its buffer starts empty in each round")
@@ -1442,9 +1426,9 @@ def parse(script, description, settings, add_flags, words=None):
                 defaults |= dict.fromkeys(pair)
     else:
         saved = load_checkpoint(first.resume, script)
-        defaults = saved["settings"] | dict(device="auto", no_plots=False, trials=1)
+        defaults = saved["settings"] | dict(no_plots=False, trials=1)
         for flag in typed:
-            if flag[2:].replace("-", "_") not in [*SIDE_FLAGS, "rounds", "help"]:
+            if flag[2:].replace("-", "_") not in BESIDE_RESUME:
                 fail(f"{flag}: may not be typed beside --resume, which goes on with that run's settings")
     parser.set_defaults(**defaults)
     args = parser.parse_args(words)

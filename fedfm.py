@@ -21,7 +21,7 @@ What we changed
   Anchors  are scaled to length 1 as well as features, as in the authors' code.
   Uploads  hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  Normalisation, augmentation, the class shares of NIID-2 and NIID-3: as in the authors' code, which lacks CINIC-10.
+  Normalisation, augmentation, the class shares of NIID-2 and NIID-3: as in the authors' code. CINIC-10's inputs: ours.
 Equations and deviations: .github/papers/fedfm.md. Results: .github/results/README.md.
 
     python fedfm.py                                                    built-in glyphs in four domains, about a minute
@@ -113,14 +113,9 @@ def fedfm_round(net, chosen, anchors, t, args):
 def local_anchors(chosen, args):
     """Eq. 8: each participant computes the class means of its training images under client.net, in eval mode and
     without augmentation -> local_means (m, C, D), counts (m, C)."""
-    replies = for_each_client(local_class_means, chosen, workers=args.workers)
+    replies = for_each_client(lambda client: class_means(client.net, client.train), chosen, workers=args.workers)
     means, counts = zip(*replies)
     return torch.stack(means), torch.stack(counts)
-
-
-def local_class_means(client):
-    """class_means in the form that for_each_client calls."""
-    return class_means(client.net, client.train)
 
 
 def client_update(client, anchors, t, args):
@@ -227,13 +222,13 @@ def floats_sent(counts, args):
 def lite_round(net, clients, chosen, anchors, t, args):
     """A round of FedFM-Lite, one handshake instead of two (Section VI) -> what fedfm_round returns.
 
-    With a = --model-every all clients download the model in rounds 1, a + 1, ...; participants upload theirs in rounds
-    a, 2a, ... and the last. In between the global model does not change, and every client keeps its own. Class means
-    come from the client's own trained model; the last round sends none, so do not extend a run that has ended."""
+    With a = --model-every all clients download the model in rounds 1, a + 1, ... In rounds a, 2a, ... and in the last
+    one, the participants upload theirs. In other rounds each client goes on with its own model. It takes its class
+    means after training, with that model."""
     models_down = (t - 1) % args.model_every == 0
     models_up = t % args.model_every == 0 or t == args.rounds
     matching = args.lam > 0 and t > args.warmup and t > 1             # round 1 has no anchors
-    next_round_matches = args.lam > 0 and args.warmup < t + 1 <= args.rounds
+    next_round_matches = args.lam > 0 and t >= args.warmup
 
     up = 0
     down = len(chosen) * anchors.known.sum() * args.feature_dim

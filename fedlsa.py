@@ -65,7 +65,7 @@ def main(args):
         server_log = {}
         if args.lam > 0:                                              # with λ = 0 no loss uses the anchors
             anchors, server_loss = server_update(anchor_net, net.classifier, args)         # Eqs. 3-5
-            server_log = dict(server_loss=server_loss, nearest_cosine=nearest_cosine(anchors))
+            server_log = dict(server_loss=server_loss)
 
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
@@ -183,13 +183,6 @@ def anchor_separation(anchors, tau):
     return (logits.logsumexp(dim=1) - math.log(C - 1)).mean()
 
 
-def nearest_cosine(anchors):
-    """The largest cosine between two of the anchors (C, D), for the log."""
-    cosine = anchors @ anchors.T
-    cosine.fill_diagonal_(-1)                                         # no anchor is its own neighbour
-    return cosine.max()
-
-
 # --- the model --------------------------------------------------------------------------------------
 
 class SphereNet(Net):
@@ -244,9 +237,9 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper has two values each for α, λ and τ; only for office it says that a smaller λ does worse. Digits and data
-# without domains get the first of each, the others the second. Domain fractions are those of FPL's code, on PACS those
-# of a later benchmark by its authors.
+# The paper tried two values each for α, λ and τ. All it says about the choice is that a small λ does worse on office.
+# Digits and data without domains get the first of each, the others the second. Domain fractions are those of FPL's
+# code, on PACS those of a later benchmark by its authors.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {
@@ -269,7 +262,7 @@ def add_flags(group):
     group.add_argument("--tau", type=positive, help="τ in Eqs. 4 and 8, the temperature")
     group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")
     group.add_argument("--compactness", choices=["vmf", "l2"],
-                       help="vmf: Eq. 8; l2: the distance to the anchor (Table 5)")
+                       help="vmf: Eq. 8; l2: the distance to the anchor (Tables 4 and 5)")
     group.add_argument("--no-sphere", action="store_true",
                        help="features keep their length; with --lam 0 this is FedAvg")
 

@@ -249,7 +249,8 @@ def merge_neighbours(x, sizes):
 
 
 def first_neighbour_clusters(x):
-    """Link each vector to its nearest other one by cosine. Connected vectors are a cluster; so is a single vector.
+    """Link each vector to its nearest other one by cosine. Connected vectors are a cluster. A class with one vector is
+    one cluster.
 
     x (N, D) -> cluster numbers (N,) from 0."""
     unit = F.normalize(x, dim=1)
@@ -305,7 +306,8 @@ SETTINGS = {
 
 
 def add_flags(group):
-    group.add_argument("--lam-contra", type=not_negative, help="λ1 in Eq. 4, weight of L_contra; 0 alone: FedAvg")
+    group.add_argument("--lam-contra", type=not_negative,
+                       help="λ1 in Eq. 4, weight of L_contra; 0 (without --lam-corr): FedAvg")
     group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; default: 10 λ1")
     group.add_argument("--phi", type=share, help="φ in Eq. 8, the share of a class's prototypes that attract")
     group.add_argument("--tau", type=positive, help="τ in Eq. 6, the temperature")

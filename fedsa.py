@@ -12,7 +12,8 @@ One round (m participants, C classes, C_i of them at client i, D features):
      cross-entropy + λ1 L_R + λ2 L_MCL + λ3 L_CC (Eqs. 5, 7-9).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them (Eq. 3) and moves its anchors slightly toward the averages (Eq. 10).
-Every client then classifies its held-out images by its classifier and by the nearest anchor; the paper names neither.
+Every client then classifies its held-out images by its classifier and by the nearest anchor; the paper does not
+say which it uses.
 
 Settings: cross-device, 10 of 100 clients in each of 1000 rounds, or cross-silo, all 20 (our default); E = 1 epoch in
 batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
@@ -242,14 +243,14 @@ SETTINGS = {
 
 def add_flags(group):
     group.add_argument("--lam-r", type=not_negative,
-                       help="λ1 in Eq. 9, weight of the distance to the anchor; many of the authors' commands: 10")
+                       help="λ1 in Eq. 9, weight of the distance to the anchor")
     group.add_argument("--lam-mcl", type=not_negative,
                        help="λ2 in Eq. 9, weight of the contrastive loss; else 0.01, or 1 for several architectures")
     group.add_argument("--lam-cc", type=not_negative,
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, how much of the old anchor is kept")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="d in Eq. 5. euclidean: the paper's; mse: the mean squared error, as in the authors' code")
+                       help="d in Eq. 5. euclidean: the paper's; mse: as in the authors' code, often with --lam-r 10")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],
                        help="embedding layer of the anchors. mlp: the authors' code; linear: one layer; none: Table 4")
 

@@ -21,7 +21,7 @@ What we changed
   Eq. 10     is a mean over a batch, not a sum.
   Partition  a client that already holds its equal share of the images gets none of the remaining classes.
 What the paper leaves open
-  The server's optimiser: plain SGD with the clients' learning rate and batch size, on shuffled client prototypes.
+  The server's optimiser: plain SGD with the clients' learning rate, over shuffled batches of client prototypes.
   Initial weights: clients with the same architecture start from the same ones.
 Equations and deviations: .github/papers/fedtgp.md. Results: .github/results/README.md.
 

@@ -71,7 +71,9 @@ def run(tmp_path, capsys, monkeypatch):
         def summarize(run):  # the last call of main
             runs.append(run)
             return common.summarize(run)
-        words = f"--device cpu --out {tmp_path}/runs {' '.join(map(str, words))}".split()
+        words = " ".join(map(str, words)).split()
+        if "--resume" not in words:
+            words = ["--device", "cpu", "--out", f"{tmp_path}/runs", *words]
         with monkeypatch.context() as patch:
             patch.setattr(module, "summarize", summarize)
             results = common.run_script(script, module.__doc__, module.main, module.SETTINGS, module.add_flags, words)

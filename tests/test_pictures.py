@@ -158,7 +158,7 @@ def test_what_is_drawn(tmp_path, monkeypatch):
 def a_run(folder, log, **settings):
     """A run's folder with a log."""
     folder.mkdir()
-    settings = dict(dataset="glyphs", partition="iid", lam=1, seed=0) | settings
+    settings = dict(dataset="glyphs", partition="iid", rounds=2, lam=1, seed=0) | settings
     (folder / "args.json").write_text(json.dumps(settings))
     (folder / "log.csv").write_text(log)
     return folder
@@ -174,18 +174,18 @@ def test_seeds_share_a_row_if_their_settings_agree(tmp_path, capsys):
     """Catches: seeds in rows of their own or out of order; runs averaged that differ in a flag or in length."""
     log = "round,acc_test\n1,50\n2,60\n"
     common.compare([
+        a_run(tmp_path / "x-s2", "round,acc_test\n1,50\n", seed=2),  # stopped
         a_run(tmp_path / "x-s3", log, seed=3),
         a_run(tmp_path / "x-s0", log.replace("60", "62")),
         a_run(tmp_path / "x-s1", log, seed=1, lam=2),
-        a_run(tmp_path / "x-s2", "round,acc_test\n1,50\n", seed=2),
         a_run(tmp_path / "y-s0", log, partition="domain"),
     ])
     rows = [(row[0], row[1], row[4]) for row in table(capsys.readouterr().out)]
     assert rows == [
-        ("x", "0,3", "61.00 ± 1.41"),
-        ("x-s1", "1", "60.00"),
-        ("x-s2", "2", "50.00"),
-        ("y", "0", "60.00"),
+        ("x (1 rounds)", "2", "50.00"),
+        ("x (2 rounds)", "0,3", "61.00 ± 1.41"),
+        ("x-s1 (2 rounds)", "1", "60.00"),
+        ("y (2 rounds)", "0", "60.00"),
     ]
     assert (tmp_path / "compare-glyphs-iid.png").exists()
     assert (tmp_path / "compare-glyphs-domain.png").exists()
@@ -202,14 +202,14 @@ def test_a_row_of_personal_models(tmp_path, capsys):
     """Catches: the lead of the best round instead of the final one, an untested round read as 0 %."""
     log = "round,acc_classifier,acc_most_frequent\n1,50,35\n2,80,35\n3,60,35\n4,,\n"
     common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log))})
-    assert table(capsys.readouterr().out) == [["mine", "0", "classifier", "80.00", "60.00", "25.00", "4"]]
+    assert table(capsys.readouterr().out) == [["mine", "0", "classifier", "80.00", "60.00", "25.00"]]
 
 
 def test_a_row_of_a_global_model(tmp_path, capsys):
     """Catches: a best round picked on test images, a lead, a domain's name with a comma."""
     log = 'round,acc_test,acc_validation,"acc_grey, old"\n1,50,70,5\n2,80,60,5\n3,60,65,5\n'
     common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log))})
-    assert table(capsys.readouterr().out) == [["mine", "0", "the global model", "50.00", "60.00", "", "3"]]
+    assert table(capsys.readouterr().out) == [["mine", "0", "the global model", "50.00", "60.00", ""]]
 
 
 def test_compare_png():

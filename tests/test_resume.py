@@ -5,6 +5,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,11 +39,12 @@ def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_pat
         torch.testing.assert_close(checkpoint(whole)[part], checkpoint(folder)[part], rtol=0, atol=0)
 
 
-def test_a_resumed_run_knows_its_settings(run):
+def test_a_resumed_run_knows_its_settings(run, monkeypatch):
     """Catches: a resumed run that needs its flags again or cannot have other --workers, machines in args.json."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # --device auto would take it
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 2 --workers 1 --data here").folder
     args = arguments("fedproto", "--resume", folder)
-    assert (args.rounds, args.data, args.workers, args.checkpoint_every) == (2, "here", 1, 2)
+    assert (args.rounds, args.data, args.workers, args.checkpoint_every, args.device) == (2, "here", 1, 2, "cpu")
     assert (args.no_plots, args.trials) == (False, 1)  # of the first call only
     args = arguments("fedproto", "--rounds 4 --data there --workers 2 --checkpoint-every 5 --resume", folder)
     assert (args.rounds, args.data, args.workers, args.checkpoint_every) == (4, "there", 2, 5)
@@ -50,6 +52,13 @@ def test_a_resumed_run_knows_its_settings(run):
     about = json.loads((folder / "args.json").read_text())
     assert about["rounds"] == 3 and about["script"] == "fedproto"
     assert not set(about) & set(common.SIDE_FLAGS)  # or runs of two machines could not be compared
+
+
+def test_a_numpy_accuracy_can_be_resumed(run, monkeypatch):
+    """Catches: a checkpoint that weights_only=True refuses to load."""
+    monkeypatch.setattr(fedproto, "evaluate_personal", lambda *_, **__: {"classifier": np.float64(50)})
+    folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder
+    assert checkpoint(folder)["rows"][-1]["acc_classifier"] == 50
 
 
 def test_a_kill_while_the_checkpoint_is_written_leaves_the_old_one(run, monkeypatch):
@@ -108,6 +117,7 @@ def test_a_resumed_run_keeps_its_settings(run, refused):
     about = (folder / "args.json").read_text()
     assert "--lam: may not be typed beside --resume" in refused("fedproto", "--lam 0.7 --resume", folder)
     assert "--dataset: may not be" in refused("fedproto", "--dataset=glyphs --resume", folder)
+    assert "--name: may not be" in refused("fedproto", "--name new --resume", folder)
     assert "has run 2 rounds already" in refused("fedproto", "--rounds 1 --resume", folder)
     assert "was written by fedproto.py" in refused("fedsa", "--resume", folder)
     assert (folder / "args.json").read_text() == about

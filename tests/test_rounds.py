@@ -192,7 +192,7 @@ def test_fedlsa_round(play):
     for now in story:
         net.load_state_dict(model)
         anchors, loss = fedlsa.server_update(anchor_net, net.classifier, now.args)
-        near([now.row["server_loss"], now.row["nearest_cosine"]], [loss.item(), fedlsa.nearest_cosine(anchors).item()])
+        near(now.row["server_loss"], loss.item())
         check_given(now, anchors)
         model = check_models(now, model)
         assert now.traffic == (3 * size, 3 * (size + C * D))
@@ -265,7 +265,7 @@ def test_fedfm_lite_round(flags, play):
             model = average_model(now)
             up += 3 * size
         near(weights(now.tested), model)
-        if now.args.lam > 0 and now.args.warmup <= t < 5:  # after the last round nobody would use them
+        if now.args.lam > 0 and t >= now.args.warmup:
             anchors, floats = anchors_by(own, now, anchors)
             up += floats
         assert now.traffic == (up, down)
@@ -281,7 +281,7 @@ def test_fedavg_round(script, flags, play):
         model = check_models(now, model)
         size = common.model_size(now.tested)
         assert now.traffic == (3 * size, 3 * size)
-        assert not {"server_loss", "nearest_cosine"} & now.row.keys()
+        assert "server_loss" not in now.row
         if script == "fedfm":
             check_given(now, None)
 

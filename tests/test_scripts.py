@@ -48,8 +48,6 @@ def test_a_run_prints_its_log(script, run):
         final = rows[-1][f"acc_{kind}"]
         assert one.results[0][f"best by {kind}"] == best and one.results[0][f"final by {kind}"] == final
         assert f"by {kind}: final {final:.2f} %, best {best:.2f} %" in one.text
-        if script in PERSONAL:
-            assert f"{final - rows[-1]['acc_most_frequent']:+.2f} by {kind}" in one.text
     up = sum(row["up"] for row in rows)
     down = sum(row["down"] for row in rows)
     assert f"traffic: {up:,.0f} floats up, {down:,.0f} down" in one.text
@@ -85,7 +83,7 @@ def test_trials_print_mean_and_std_with_their_seeds(run):
 # --- the methods ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words", [
-    "fedproto --distance mse --model htcnn8 --batch-size 1",
+    "fedproto --distance mse --model htcnn8 --batch-size 2",
     "fedproto --model htfe4 --subset 0.02",
     "fedproto --partition domain --domain-clients plain:1,clutter:3 --domain-fraction 0.2",
     "fedtgp --margin-rule nearest --clients 1",
@@ -161,10 +159,9 @@ BAD = {  # what the line says: command lines
     "finite": ["--lr nan", "--lr inf", "--lam nan", "--lam inf", "--weight-decay -1"],
     "above 0": ["--beta 0", "fedlsa --tau -0.1", "fedfm --temperature 0"],
     "at least": ["--clients 0", "--eval-every 0", "--feature-dim 0", "--image-size 8", "--seed 4294967296",
-                 "--domain-clients plain:0", "fedlsa --images-per-class 0", "fedtgp --server-epochs 0"],
+                 "--domain-clients plain:0", "--batch-size 1", "fedlsa --images-per-class 0", "fedtgp --server-epochs 0"],
     "a word of letters": ["--name a/b", "--name ..", "--dataset ../elsewhere", "--dataset="],
     "domain_clients value": ["--domain-clients plain"],
-    "is there twice": ["--domain-clients plain:1,plain:3"],
     "plain, thin, texture, clutter": ["--partition domain --domain-clients nowhere:1"],
     "must be at most 1/3": ["fedplcc --partition domain --domain-clients thin:3 --domain-fraction 0.5"],
     "number of classes": ["--partition missing --missing 10", "--partition pathological --classes-per-client 11"],

@@ -28,5 +28,5 @@ def evaluate_personal(clients, prototypes, t, args, **more):
     return scores
 
 
-common.evaluate_personal = evaluate_personal
+common.evaluate_personal = evaluate_personal  # the script, run by the next line, imports ours instead
 runpy.run_path(sys.argv.pop(1), run_name="__main__")

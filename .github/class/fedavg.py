@@ -3,10 +3,10 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. No prototypes: a
 model.
 
 One round (m participants, |w| floats in the model):
-  1. The server sends the model to each participant.              down: |w| floats
+  1. The server sends the global model.                            |w| floats to each
   2. Each participant trains it on its own images.
-  3. Each sends its model. The server averages the models by their numbers of images.    up: |w|
-  4. The global model is tested on the server's test images.
+  3. It sends the model, and the server averages the models, weighted by their numbers of images.    |w| floats
+The global model is then tested on the server's test images.
 
     python .github/class/fedavg.py                 built-in glyphs in four domains, under a minute
     cp .github/class/fedavg.py mine.py             a method of your own: rename "fedavg" in the last line
@@ -19,41 +19,45 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, ".")  # the folder of common.py, where the command is typed
-
 from common import (Run, average, build_net, draw_pictures, evaluate_global, for_each_client, load_dataset,
                     make_federation, minibatches, model_size, participants, run_script, summarize)
 
 
 class Upload(NamedTuple):
-    model: dict         # state_dict, shares memory with the client's net
-    loss: torch.Tensor  # mean over its batches; only for the log
+    model: dict         # the trained model's state_dict
+    loss: torch.Tensor  # mean over the client's batches, for the log
 
 
 def main(args):
     data = load_dataset(args)
     net = build_net(data, args)                                       # the global model
     clients, tests = make_federation(data, net, args)
-    run = Run(args, modules=[net])
-    run.resume(())                                                    # a tensor that lasts over rounds would go in here
+    net_size = model_size(net)
+
+    run = Run(args, modules=[net])                                    # modules: the models that a checkpoint keeps
+    run.resume()                                                      # with --resume: loads the checkpoint's models
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
+        # the same as [client_update(client, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, t, args, workers=args.workers)
-
         models = [upload.model for upload in uploads]
-        sizes = [len(client.train.y) for client in chosen]
-        net.load_state_dict(average(models, sizes))
+        num_images = [len(client.train.y) for client in chosen]
+        net.load_state_dict(average(models, num_images))
 
-        numbers = len(chosen) * model_size(net)
         scores = evaluate_global(net, tests, t, args)
-        run.report(t, scores, [upload.loss for upload in uploads], up=numbers, down=numbers)
-        run.checkpoint(t, ())                                         # and in here
+        up = len(chosen) * net_size
+        down = len(chosen) * net_size
+        run.report(t, scores, [upload.loss for upload in uploads], up, down)
+        run.checkpoint(t)
 
     draw_pictures(run, data, clients, net=net, tests=tests)
     return summarize(run)
 
+
+# --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, t, args):
     """Train the client's copy of the global model for E epochs -> Upload."""
@@ -62,13 +66,21 @@ def client_update(client, t, args):
                                 weight_decay=args.weight_decay)
     losses = []
     for x, y in minibatches(client, t, args):
-        loss = F.cross_entropy(client.net(x), y)
+        loss = local_loss(client.net, x, y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
     return Upload(client.net.state_dict(), torch.stack(losses).mean())
 
+
+def local_loss(net, x, y):
+    """Cross-entropy on a batch. x (B, 3, height, width) uint8, y (B,) -> scalar."""
+    z = net.features(x)
+    return F.cross_entropy(net.classifier(z), y)
+
+
+# --- settings ---------------------------------------------------------------------------------------
 
 BASE = dict(clients=10, partition="dirichlet", beta=0.5, rounds=100, local_epochs=5, batch_size=32, lr=0.1)
 SETTINGS = {
