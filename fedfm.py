@@ -22,7 +22,7 @@ What we changed
   Uploads  hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
   Normalisation, augmentation, the class shares of NIID-2 and NIID-3: as in the authors' code. CINIC-10's inputs: ours.
-Equations and deviations: .github/papers/fedfm.md. Results: .github/results/README.md.
+Equations, deviations, published rows: .github/papers/fedfm.md. Results: .github/results/README.md.
 
     python fedfm.py                                                    built-in glyphs in four domains, about a minute
     python fedfm.py --dataset cifar10                                  Table III, NIID-1 (--partition dominant: NIID-2)

@@ -23,7 +23,7 @@ What the paper leaves open
   The optimiser's settings, layer sizes, a client's share of its domain, which α, λ, τ a data set has.
   The averaging weights; ours are the clients' numbers of images.
   Its FedAvg: with features of length 1 (--lam 0, a strong baseline) or not (--lam 0 --no-sphere). Compare with both.
-Equations and deviations: .github/papers/fedlsa.md. Results: .github/results/README.md.
+Equations, deviations, published rows: .github/papers/fedlsa.md. Results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
     python fedlsa.py --dataset office                         Table 2 (also --dataset digits; --dataset pacs: Table 3)

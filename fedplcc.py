@@ -3,8 +3,8 @@ under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
 and the server clusters the clusters' means. New here: a prototype is weighted by its share of its class's images, so
-that a few outliers count little. And L_corr attracts a feature only to the share φ of its class's prototypes that score
-highest in similarity × weight, which leaves out prototypes that are far away or small.
+that a few outliers count little. And L_corr pulls a feature only to some prototypes of its class: the share φ with the
+largest similarity × weight. Distant and small prototypes do not pull.
 
 One round (D features, |w| floats in the model):
   1. The server sends the model and its G prototypes; in round 1 there are none.       |w| + G · (D + 1) floats to each
@@ -21,15 +21,15 @@ What we changed
 What the paper leaves open
   E: we take epochs, as in Table I; Section IV also says iterations.
   τ: 0.07, though Section IV also calls 0.55 optimal.
-  FINCH joins each vector to its nearest one, then the clusters' means, and so on. We keep the last pass that leaves
-  several clusters, as in FedPLVM's code, and weight the means by size.
+  Which pass of FINCH counts. Each pass joins nearest neighbours, and the next one their clusters' means. We keep the
+  last pass with several clusters, as FedPLVM's code does, and weight the means by size.
   Batches of 32, images of 64 pixels, the ResNet's first layer.
-Equations and deviations: .github/papers/fedplcc.md. Results: .github/results/README.md.
+Equations, deviations, published rows: .github/papers/fedplcc.md. Results: .github/results/README.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset office                             Table III (digit5: Table II, domainnet: Table IV)
     python fedplcc.py --dataset office --lam-contra 0              FedAvg
-    python fedplcc.py --uniform-weights --phi 1                    without weights; all prototypes of a class attract
+    python fedplcc.py --dataset digit5 --uniform-weights           Table V, without weights (--phi 1: all attract)
 """
 
 from typing import NamedTuple

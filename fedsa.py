@@ -26,7 +26,7 @@ What we changed
 What the paper leaves open
   Class means: those of the margin are taken before training, those of Eq. 3 after it.
   Initial weights: clients with the same architecture start from the same ones.
-Equations and deviations: .github/papers/fedsa.md. Results: .github/results/README.md.
+Equations, deviations, published rows: .github/papers/fedsa.md. Results: .github/results/README.md.
 
     python fedsa.py                                                              built-in glyphs, under a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1          Table 1, cross-device

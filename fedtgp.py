@@ -1,9 +1,9 @@
 """FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
-FedProto averages the clients' prototypes. The averages lie closer together than the prototypes of a good client: the
-margin shrinks. So FedTGP's server trains its prototypes instead. Each client prototype should be nearer to the global
-prototype of its class than to any other, by a margin δ that the server computes anew in each round.
+FedProto averages the clients' prototypes. The averages lie closer together than the prototypes of the best-separated
+client: the margin shrinks. So FedTGP's server trains its prototypes instead. Each client prototype should be nearer to
+the global prototype of its class than to any other, by a margin δ that the server computes anew in each round.
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
@@ -15,7 +15,7 @@ One round (m participants, C classes, C_i of them at client i, D features):
 Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
-eight architectures (--model htfe8; our default is one small CNN).
+eight architectures (--model htfe8; without it one small CNN, except on glyphs and fmnist).
 What we changed
   Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 10     is a mean over a batch, not a sum.
@@ -23,7 +23,7 @@ What we changed
 What the paper leaves open
   The server's optimiser: plain SGD with the clients' learning rate, over shuffled batches of client prototypes.
   Initial weights: clients with the same architecture start from the same ones.
-Equations and deviations: .github/papers/fedtgp.md. Results: .github/results/README.md.
+Equations, deviations, published rows: .github/papers/fedtgp.md. Results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, under a minute
     python fedtgp.py --dataset cifar10 --model htfe8                       Table 1, practical setting
@@ -121,6 +121,19 @@ def prototype_distance(z, y, prototypes, distance):
 
 # --- the server -------------------------------------------------------------------------------------
 
+def server_margin(local_prototypes, owned, args):
+    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, "nearest" the authors' code, "fixed" and
+    "none" are ablations of Table 6. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
+    centres = class_centres(local_prototypes, owned)
+    if args.margin_rule == "pairwise":
+        return adaptive_margin(centres, args.tau)
+    if args.margin_rule == "nearest":
+        return largest_nearest_distance(centres, args.tau)
+    if args.margin_rule == "fixed":                                   # ablation FM; the paper gives no value
+        return centres.new_tensor(args.tau)
+    return centres.new_zeros(())                                      # "none": ablation SCL, Eq. 6
+
+
 class GlobalPrototypes(nn.Module):
     """All global prototypes P̂^c -> (C, D). Each class has a trainable vector v^c, the paper's Ṕ^c, and one network,
     the paper's F, turns these vectors into prototypes: Linear, ReLU, Linear.
@@ -185,19 +198,6 @@ def margin_contrastive(p, labels, prototypes, margin):
     own_class = F.one_hot(labels, len(prototypes))
     logits = -(phi + margin * own_class)
     return F.cross_entropy(logits, labels)
-
-
-def server_margin(local_prototypes, owned, args):
-    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, "nearest" the authors' code, "fixed" and
-    "none" are ablations of Table 6. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
-    centres = class_centres(local_prototypes, owned)
-    if args.margin_rule == "pairwise":
-        return adaptive_margin(centres, args.tau)
-    if args.margin_rule == "nearest":
-        return largest_nearest_distance(centres, args.tau)
-    if args.margin_rule == "fixed":                                   # ablation FM; the paper gives no value
-        return centres.new_tensor(args.tau)
-    return centres.new_zeros(())                                      # "none": ablation SCL, Eq. 6
 
 
 def largest_nearest_distance(centres, tau):

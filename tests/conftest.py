@@ -14,6 +14,7 @@ torch.set_num_threads(1)
 
 OWN = "--image-size 24 --model cnn4 --local-epochs 1 --subset 0.05 --clients 4 --rounds 2 --no-plots "
 ONE = "--image-size 24 --local-epochs 1 --subset 0.1 --images-per-class 4 --batch-size 9 --rounds 2 --no-plots"
+# A new script: add it here, to OFF, and to PERSONAL or GLOBAL.
 SMALL = {  # a small run of each script
     "fedproto": OWN + "--momentum 0.9",
     "fedtgp": OWN + "--server-epochs 5",
@@ -30,7 +31,8 @@ OFF = {  # without the terms that make the method
     "fedplcc": "--lam-contra 0 --lam-corr 0",
     "fedfm": "--lam 0 --validation 0",
 }
-PERSONAL, GLOBAL = list(SMALL)[:3], list(SMALL)[3:]
+PERSONAL = ["fedproto", "fedtgp", "fedsa"]  # every client keeps its own model
+GLOBAL = ["fedlsa", "fedplcc", "fedfm"]  # one averaged model
 every_script = pytest.mark.parametrize("script", SMALL)
 
 

@@ -2,6 +2,8 @@
 
 import inspect
 import os
+import runpy
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +13,7 @@ import torchvision
 from PIL import Image
 
 import common
+from conftest import ROOT
 
 PIXELS = dict(mnist=28, fmnist=28, usps=16, svhn=32, cifar10=32, cifar100=32, flowers102=64, tinyimagenet=64,
               digit5=64, office=64, pacs=64, domainnet=64, cinic10=32, digits=32)
@@ -96,6 +99,15 @@ def test_images_are_reduced_to_the_size_of_their_data_set(name, tmp_path):
     assert torch.equal(load(tmp_path, name).x[0], torch.from_numpy(want).permute(2, 0, 1))
 
 
+def test_check_of_a_folder(tmp_path, monkeypatch, capsys):
+    """Catches: the class's check.py failing, or not seeing a class that a domain lacks."""
+    picture(tmp_path / "set" / "photo" / "cat" / "1.png")
+    picture(tmp_path / "set" / "sketch" / "dog" / "1.png")
+    monkeypatch.setattr(sys, "argv", ["check.py", "set", "16", str(tmp_path)])
+    runpy.run_path(str(ROOT / ".github" / "class" / "check.py"))
+    assert "wrong? no image of dog" in capsys.readouterr().out
+
+
 def test_domains_with_and_without_train_and_test(tmp_path):
     """Catches: test images that change with the seed, a domain numbered as another, hidden folders read as domains."""
     for n in range(40):
@@ -134,7 +146,7 @@ def test_the_test_images_of_pacs(tmp_path):
 
 
 def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
-    """Catches: images of before, decoding in every run, a cache kept for each change, a traceback where it is damaged."""
+    """Catches: old images, decoding in every run, a cache kept for each change, a traceback where it is damaged."""
     one, two = tmp_path / "s" / "train" / "a" / "1.png", tmp_path / "s" / "test" / "b" / "2.png"
     picture(one)
     load(tmp_path, "s")

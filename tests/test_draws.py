@@ -37,6 +37,13 @@ def test_participants():
     assert np.bincount(np.concatenate(list(chosen))).min() > 10  # about 25 each
 
 
+@pytest.mark.parametrize("K, share, size", [(4, 0.7, 3), (10, 0.33, 3), (20, 0.02, 1)])
+def test_number_of_participants(K, share, size):
+    """Catches: rounded down, rounded up, nobody."""
+    chosen = common.participants(range(K), 1, SimpleNamespace(seed=0, participation=share))
+    assert len(set(chosen)) == size
+
+
 def test_minibatches():
     """Catches: an image left out, another's label, the same order twice, a flag ignored, a last batch of one image."""
     images = common.Images(torch.arange(25).view(25, 1, 1, 1), torch.arange(25))

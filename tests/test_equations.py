@@ -22,8 +22,8 @@ def tensor(x):
     return torch.tensor(np.asarray(x, float))
 
 
-def agree(got, want, rtol=1e-9, atol=1e-11):
-    got, want = got.detach().numpy(), np.asarray(want)
+def agree(got, want, rtol=1e-5, atol=1e-6):
+    got, want = torch.as_tensor(got).detach().numpy(), np.asarray(want)
     assert got.shape == want.shape
     np.testing.assert_allclose(got, want, rtol, atol)
 
@@ -87,8 +87,7 @@ def check_loss(name, z, y, p, n):
     loss = ours(features, torch.tensor(y), tensor(p), torch.arange(len(p)) < n)
     of_samples = [reference(v, c, p[:n]) for v, c in zip(z, y) if c < n]
     agree(loss, np.mean(of_samples or [0.0]))
-    if loss.requires_grad:  # a 0 without a sample behind it need not
-        loss.backward()
+    (loss + 0 * features.sum()).backward()  # a constant 0 has no gradient of its own
     return features.grad
 
 
@@ -100,7 +99,7 @@ def random_batch(B, C, D=5):
 @pytest.mark.parametrize("B, C", [(7, 4), (1, 1)])
 @every_loss
 def test_loss(name, B, C):
-    """Catches: another formula, a sum for a mean, a margin on other classes, a gradient that is cut off."""
+    """Catches: the wrong formula, a sum for a mean, a margin on other classes, a gradient that is cut off."""
     z, y, p = random_batch(B, C)
     check_loss(name, z, y, p, C)
 
@@ -115,7 +114,22 @@ def test_loss(name, B, C):
 def test_loss_where_only_n_classes_are_known(name, n):
     """Catches: a sample of an unknown class in the mean or its divisor, an unknown class in the softmax."""
     gradient = check_loss(name, *random_batch(7, 4), n)
-    assert gradient is None or gradient.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+def test_fedproto_eq4_by_hand():
+    """Catches: another distance, a class that nobody has sent in the mean."""
+    z, prototypes = torch.tensor([[3.0, 4.0], [1.0, 0.0], [9.0, 9.0]]), torch.zeros(3, 2)
+    known = torch.tensor([True, True, False])
+    assert fedproto.prototype_distance(z, torch.tensor([0, 1, 2]), prototypes, known, "euclidean") == (5 + 1) / 2
+
+
+@pytest.mark.parametrize("script", [fedtgp, fedsa], ids=["fedtgp_eq10", "fedsa_eq7"])
+def test_margin_contrastive_by_hand(script):
+    """Catches: the exponentials of long distances computed one by one: exp(-250) is 0, and its logarithm infinite."""
+    z, prototypes = torch.zeros(1, 2), torch.tensor([[200.0, 0.0], [100.0, 0.0]])
+    loss = script.margin_contrastive(z, torch.tensor([0]), prototypes, 50.0)
+    assert loss.item() == pytest.approx((200 + 50) - 100)
 
 
 @every_loss
@@ -129,27 +143,30 @@ def test_loss_of_equal_and_zero_vectors(name):
 def test_fedsa_eq8_classifier_calibration():
     """Catches: a sum for a mean, the classifier's bias left out."""
     anchors, classifier = torch.randn(4, 5), torch.nn.Linear(5, 4)
-    logits = classifier(anchors).tolist()
-    want = np.mean([cross_entropy(logits[c], c) for c in range(4)])
-    assert fedsa.classifier_calibration(classifier, anchors).item() == pytest.approx(want)
+    logits = classifier(anchors)
+    want = torch.stack([logits[c].logsumexp(0) - logits[c, c] for c in range(4)]).mean()
+    agree_with_gradient(classifier, fedsa.classifier_calibration(classifier, anchors), want)
 
 
 def test_fedlsa_eq3_anchor_classification():
-    """Catches: a sum for a mean, the classifier's bias left out."""
-    anchors, weight, bias = torch.randn(4, 5), torch.randn(4, 5), torch.randn(4)
+    """Catches: a sum for a mean, the classifier's bias left out, a gradient that is cut off."""
+    anchors, weight, bias = tensor(torch.randn(4, 5)), tensor(torch.randn(4, 5)), tensor(torch.randn(4))
     logits = (anchors @ weight.T + bias).tolist()
     want = np.mean([cross_entropy(logits[c], c) for c in range(4)])
-    assert fedlsa.anchor_classification(anchors, weight, bias).item() == pytest.approx(want)
+    agree(fedlsa.anchor_classification(anchors, weight, bias), want)
+    assert torch.autograd.gradcheck(lambda a: fedlsa.anchor_classification(a, weight, bias), anchors.requires_grad_())
 
 
 def test_fedlsa_eq4_anchor_separation():
-    """Catches: the sum over j with i in it, a mean over C, τ outside the exponential, inf where τ is tiny."""
+    """Catches: the sum over j with i in it, a mean over C, τ outside the exponential, inf where τ is tiny, half of
+    the gradient cut off."""
     _, _, a = random_batch(1, 4)
     terms = []
     for i in range(4):
         others = [math.exp(a[i] @ a[j] / 0.5) for j in range(4) if j != i]
         terms.append(math.log(np.mean(others)))
     agree(fedlsa.anchor_separation(tensor(a), 0.5), np.mean(terms))
+    assert torch.autograd.gradcheck(lambda a: fedlsa.anchor_separation(a, 0.5), tensor(a).requires_grad_())
     assert fedlsa.anchor_separation(tensor(a[:1]), 0.5).item() == 0
     equal = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     assert fedlsa.anchor_separation(equal, 0.001).item() == pytest.approx(1000)  # exp(1000) is inf
@@ -166,14 +183,15 @@ def similarities():
 
 
 def check_per_sample(function, setting, want):
-    """The losses are those wanted, for all samples but the last, and all gradients are finite."""
+    """The losses are those wanted, for all samples but the last, and so is their gradient."""
     s, y, labels, weights = similarities()
     s = tensor(s).requires_grad_()
     same_class = torch.tensor(labels == y[:, None])
-    losses = function(s, same_class, tensor(weights), setting)[:7]
-    agree(losses, want)
-    losses.sum().backward()
-    assert s.grad.isfinite().all()
+
+    def losses(s):
+        return function(s, same_class, tensor(weights), setting)[:7]
+    agree(losses(s), want)
+    assert torch.autograd.gradcheck(losses, s)
 
 
 def test_fedplcc_eq7_similarity():
@@ -267,7 +285,8 @@ def test_fedsa_eq9_local_loss(monkeypatch):
 
 
 def test_fedlsa_eq10_local_loss():
-    """Catches: λ ignored, --compactness ignored, a term of other features or anchors, a term with λ = 0."""
+    """Catches: λ ignored, --compactness ignored, a term of other features or anchors, the anchor term still
+    added where λ = 0."""
     net, x, y, z, entropy = batch()
     anchors = torch.rand(3, 3)
     args = SimpleNamespace(lam=0.7, tau=0.4, compactness="vmf")
@@ -329,7 +348,8 @@ def test_fedfm_prox():
 
 def pixel_net(C):
     """Its one feature is the value of the one pixel. It answers 1 above 10, else 0."""
-    net = common.Net(torch.nn.Flatten(), torch.nn.Linear(1, C), 1, C, mean=(0.0,), std=(1 / 255,))
+    extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(1, eps=1e-9))  # differs in train mode
+    net = common.Net(extractor, torch.nn.Linear(1, C), 1, C, mean=(0.0,), std=(1 / 255,))
     net.classifier.weight.data = torch.eye(C)[:, 1:2]
     net.classifier.bias.data = 10 * torch.eye(C)[0]
     return net
@@ -340,16 +360,16 @@ def pixels(values, y):
 
 
 def test_eq2_class_means():
-    """Catches: a sum for a mean, a class left out, other counts, the model in train mode (FedFM: Eq. 8)."""
+    """Catches: a sum for a mean, a class left out, other counts, the model in train mode, a gradient (FedFM: Eq. 8)."""
     net = pixel_net(5).train()
     means, counts = common.class_means(net, pixels([1, 2, 6, 50], [0, 2, 2, 3]))
     agree(means, [[1.0], [0.0], [4.0], [50.0], [0.0]], 1e-6)
     assert counts.tolist() == [1, 0, 2, 1, 0]
-    assert not net.training
+    assert not net.training and not means.requires_grad
 
 
 def test_distances_far_from_the_origin():
-    """Catches: |a|² + |b|² - 2ab, which rounds small distances of long vectors to nothing, in float32 at once."""
+    """Catches: |a|² + |b|² - 2ab, which rounds small distances of long vectors to nothing."""
     far = torch.rand(40, 64) + 1000
     assert common.distances(far + 0.01, far).diagonal().numpy() == pytest.approx(0.08, rel=0.02)
     assert common.distances(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)).item() == pytest.approx(5)
@@ -414,7 +434,7 @@ def means_of_clients():
 def test_eq3_weighted_mean(script):
     """Catches: counts left out or those of another class, clients that lack the class counted."""
     means, counts = means_of_clients()
-    averages, uploaded = script.weighted_mean(tensor(means), torch.tensor(counts))
+    averages, uploaded = script.weighted_mean(tensor(means).float(), torch.tensor(counts))
     assert uploaded.tolist() == [True, True, True, False, False, True]
     for c in (0, 1, 2, 5):
         agree(averages[c], weighted_mean(means[:, c], counts[:, c]))
@@ -426,24 +446,18 @@ def test_fedsa_eq10_ema():
     agree(fedsa.ema(old, averages, torch.tensor([True, False]), 0.7), [[4, 5], [3, 4]])
 
 
-@pytest.mark.parametrize("aggregate", ["weighted", "uniform"])
-def test_fedfm_eq9_new_anchors(aggregate):
-    """Catches: counts left out, a class that nobody has moved; uniform: lacking clients without the old anchor."""
-    means, counts = means_of_clients()
-    _, _, old = random_batch(1, 6, 4)
-    had = np.array([True, True, False, True, False, False])
-    got, known = fedfm.new_anchors(tensor(means), torch.tensor(counts), fedfm.Anchors(tensor(old), torch.tensor(had)),
-                                   aggregate)
-    assert known.tolist() == [True, True, True, True, False, True]
-    for c in range(6):
-        vectors, weights = means[:, c], counts[:, c]
-        if aggregate == "uniform":
-            weights = np.minimum(weights, 1)
-            if had[c]:
-                vectors = np.where(weights[:, None] > 0, vectors, old[c])
-                weights = np.ones(5)
-        want = weighted_mean(vectors, weights) if weights.any() else old[c]
-        agree(got[c], want)
+@pytest.mark.parametrize("aggregate, want", [("weighted", [(1 * 2 + 3 * 6) / 4, 20, 30, 7, 0]),
+                                             ("uniform", [(2 + 6) / 2, (20 + 8) / 2, 30, 7, 0])])
+def test_fedfm_eq9_new_anchors(aggregate, want):
+    """Catches: counts left out, a class that nobody has moved; with uniform, a client that lacks a class not counted
+    with the old anchor."""
+    # class 0: both clients have it; 1: only the first; 2: only the first, without an old anchor; 3 and 4: nobody
+    means = torch.tensor([[2, 20, 30, 1e6, 1e6], [6, 1e6, 1e6, 1e6, 1e6]])[:, :, None]
+    counts = torch.tensor([[1, 5, 5, 0, 0], [3, 0, 0, 0, 0]])
+    old = torch.tensor([9.0, 8.0, 0.0, 7.0, 0.0])[:, None]
+    had = torch.tensor([True, True, False, True, False])
+    vectors, known = fedfm.new_anchors(means, counts, fedfm.Anchors(old, had), aggregate)
+    assert vectors.flatten().tolist() == want and known.tolist() == [True, True, True, True, False]
 
 
 def test_fedtgp_eq9_class_centres():
@@ -456,27 +470,15 @@ def test_fedtgp_eq9_class_centres():
 TRIANGLE = tensor([[0, 0], [3, 0], [3, 4]])  # with sides 3, 4 and 5
 
 
-def test_fedtgp_eq9_adaptive_margin():
-    """Catches: a mean for the maximum, τ ignored, nan for a single class."""
-    assert fedtgp.adaptive_margin(TRIANGLE, 100.0).item() == 5
-    assert fedtgp.adaptive_margin(TRIANGLE, 2.0).item() == 2
-    assert fedtgp.adaptive_margin(TRIANGLE[:1], 100.0).item() == 0
-
-
-def test_fedtgp_largest_nearest_distance():
-    """Catches: the smallest distance or a mean, a centre as its own neighbour, τ ignored, inf for a single class."""
-    assert fedtgp.largest_nearest_distance(TRIANGLE, 100.0).item() == 4
-    assert fedtgp.largest_nearest_distance(TRIANGLE, 2.0).item() == 2
-    assert fedtgp.largest_nearest_distance(TRIANGLE[:1], 100.0).item() == 0
-
-
-@pytest.mark.parametrize("rule, want", [("pairwise", 5.0), ("nearest", 4.0), ("fixed", 7.0), ("none", 0.0)])
-def test_fedtgp_eq9_margin_rules(rule, want):
-    """Catches: --margin-rule ignored, a margin without τ."""
-    owned = torch.ones(1, 3) > 0
-    for tau in (7.0, 2.0):
-        margin = fedtgp.server_margin(TRIANGLE[None], owned, SimpleNamespace(margin_rule=rule, tau=tau))
-        assert margin.item() == min(want, tau)
+@pytest.mark.parametrize("rule, want, of_one_class", [("pairwise", 5, 0), ("nearest", 4, 0), ("fixed", 7, 7),
+                                                      ("none", 0, 0)])
+def test_fedtgp_eq9_margin(rule, want, of_one_class):
+    """Catches: a mean or the smallest distance, a centre as its own neighbour, τ or --margin-rule ignored, nan or inf
+    for a single class."""
+    for owned, margin in ([[1, 1, 1]], want), ([[1, 0, 0]], of_one_class):
+        for tau in (7.0, 2.0):
+            args = SimpleNamespace(margin_rule=rule, tau=tau)
+            assert fedtgp.server_margin(TRIANGLE[None], torch.tensor(owned) > 0, args).item() == min(margin, tau)
 
 
 def test_fedsa_eq6_average_margin():
@@ -569,7 +571,7 @@ def test_fedplcc_eq10_global_prototypes(uniform):
 
 def test_fedplcc_eq11_prototype_weights():
     """Catches: weights that sum to 1 over all classes, another class's total."""
-    weights = fedplcc.prototype_weights(tensor([3, 1, 4, 5]), torch.tensor([2, 0, 2, 0]))
+    weights = fedplcc.prototype_weights(torch.tensor([3.0, 1.0, 4.0, 5.0]), torch.tensor([2, 0, 2, 0]))
     agree(weights, [3 / 7, 1 / 6, 4 / 7, 5 / 6])
 
 
@@ -595,7 +597,8 @@ def test_fedlsa_anchor_net():
 
 
 def test_fedtgp_eq10_server_update():
-    """Catches: zeros of absent classes, other batches, epochs or losses, momentum, prototypes a step old."""
+    """Catches: training on the zeros of absent classes, other batches, epochs or losses, momentum, prototypes
+    from before the last step."""
     net = fedtgp.GlobalPrototypes(4, 3, no_mlp=False)
     again = copy.deepcopy(net)
     uploads = torch.randn(3, 4, 3)
