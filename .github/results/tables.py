@@ -17,12 +17,7 @@ T_QUANTILE = 4.303  # 97.5 % quantile of Student's t for three seeds
 
 # the papers' numbers
 FEDTGP_LEAD = 6.1  # FedTGP, Table 1: CIFAR-10, practical, 88.15 - 82.07
-FEDSA_LEAD = 19.4  # FedSA, Table 2: CIFAR-100, cross-device, 35.68 - 16.31
 FEDSA = {"fedproto": 87.49, "fedtgp": 87.98, "fedsa": 88.78}  # Table 1, CIFAR-10, cross-device
-FASHION_MNIST = {  # FedTGP, Table 10
-    "fedproto": 97.46,
-    "fedtgp": 97.58,
-}
 FEDFM = {"fedavg": 66.69, "fedfm": 72.89}  # Table III, CIFAR-10, NIID-1: all images, best of 100 rounds
 FEDLSA = {  # Tables 2 and 5, by domain
     "fedavg": [56.70, 66.32, 43.10, 46.67],
@@ -143,19 +138,22 @@ def read_architectures():
     return {name: seeds[0] for name, seeds in read("cifar10-architectures").items()}
 
 
-def last_common(*runs):
+def last_common(runs):
     """The last round that was tested in all of these runs."""
     return max(set.intersection(*[set(rounds) for rounds in runs]))
 
 
 def architectures():
     runs = read_architectures()
-    four = [runs[name] for name in ARCHITECTURES if "eight" not in name]
-    eight = [runs[name] for name in ARCHITECTURES if "eight" in name]
     off = runs["fedproto-off"]
+    groups = [["fedproto-off", "fedproto", "fedtgp", "fedsa"], ["fedproto-mse", "fedtgp-mse"], ["fedproto-mse-eight", "fedtgp-mse-eight"]]
+    round_of = {}
+    for group in groups:
+        for name in group:
+            round_of[name] = last_common([runs[other] for other in group])
     rows = [["always the most frequent class", "", number(off[2]["most_frequent"])] + [""] * 6]
     for name, command in ARCHITECTURES.items():
-        t = last_common(*(eight if "eight" in name else four))
+        t = round_of[name]
         row = runs[name][t]
         cells = [command, str(t), number(row["classifier"]), number(row["prototype"])]
         if name in FEDPROTO_OF:
@@ -164,14 +162,14 @@ def architectures():
             cells.append(number(row["prototype"] - base["prototype"]))
         else:
             cells += ["", ""]
-        cells.append(number(better(row) - better(off[t])) if runs[name] in four[1:] else "")
+        cells.append(number(better(row) - better(off[t])) if round_of[name] == round_of["fedproto-off"] and name != "fedproto-off" else "")
         if "server_loss" in row:
             cells += [number(row["margin"]), f"{number(row['server_loss'])} / {number(row['last_batch_loss'])}"]
         else:
             cells += ["", ""]
         rows.append(cells)
     show("architectures", ["architectures and command", "round", "by classifier", "by prototype or anchor", "lead over FedProto, better prediction",
-                           "by prototype or anchor", "lead over no guidance, better prediction", "margin δ",
+                           "lead by prototype or anchor", "lead over no guidance, better prediction", "margin δ",
                            "server's loss: mean / last batch"], rows)
 
     tested = [2, 4, 6, 8, 10, 12]
@@ -198,7 +196,7 @@ def prototypes_of_fedproto():
 def cross_device():
     runs = read("cifar10-cross-device")
     base = runs["fedproto"]
-    rows = [["always the most frequent class", mean_std(runs["fedtgp"], lambda rounds: last(rounds, "most_frequent"))] + [""] * 5]
+    rows = [["always the most frequent class", mean_std(runs["fedtgp"], lambda rounds: last(rounds, "most_frequent"))] + [""] * 6]
     for name, method, command in [
             ("fedproto-off", "", "`fedproto.py --lam 0`: no guidance"),
             ("fedproto", "fedproto", "`fedproto.py`"),
@@ -211,14 +209,16 @@ def cross_device():
         cells.append(mean_std(run, lambda rounds: best(rounds, "prototype")))
         cells.append(f"{FEDSA[method]:.2f}" if method else "")
         if name == "fedproto":
-            cells += [""] * 3
+            cells += [""] * 4
         else:
             cells.append(lead(run, base, best_of_both))
+            cells.append(lead(run, base, lambda rounds: best(rounds, "prototype")))
             cells.append(lead(run, base, lambda rounds: mean(rounds, "prototype", 1, 200)))
             cells.append(lead(run, base, lambda rounds: mean(rounds, "prototype", 801, 1000)))
         rows.append(cells)
-    show("cross-device", ["command", "best by classifier", "best by prototype or anchor", "published", "lead over FedProto, best round",
-                          "by prototype or anchor, rounds 1-200", "rounds 801-1000"], rows)
+    show("cross-device", ["command", "best by classifier", "best by prototype or anchor", "published",
+                          "lead over FedProto, best round, better prediction", "best round, by prototype or anchor",
+                          "mean of rounds 1-200, by prototype or anchor", "mean of rounds 801-1000, by prototype or anchor"], rows)
 
 
 def published_code():
@@ -228,8 +228,7 @@ def published_code():
     for title, theirs, ours in [
             ("FedSA, its authors' distance and λ1", "authors-code-fedsa", "fedsa-authors-settings"),
             ("FedProto, HtFLlib's settings", "htfllib-fedproto", "fedproto-htfllib-settings"),
-            ("FedTGP, HtFLlib's settings", "htfllib-fedtgp", "fedtgp-htfllib-settings"),
-            ("the same, class means from before training", "htfllib-fedtgp", "fedtgp-htfllib-settings-old-uploads")]:
+            ("FedTGP, HtFLlib's settings", "htfllib-fedtgp", "fedtgp-htfllib-settings")]:
         cells = [title]
         for column in ("classifier", "prototype"):
             differences = [runs[theirs][t][column] - runs[ours][t][column] for t in range(20, 301, 20)]
@@ -310,26 +309,12 @@ def office_domains():
 def fedfm():
     """FedFM's Table III on a fifth of the images. Rounds 1 to 20 are FedAvg in all runs."""
     runs = {name: seeds[0] for name, seeds in read("cifar10-fedfm").items()}
-    shown = [20, 21, 22, 24, max(runs["fedavg"])]
+    shown = [20, 21, 22, 23, 24, max(runs["fedavg"])]
     rows = []
     for name, command in [("fedavg", "`--lam 0`: FedAvg"), ("fedfm", "FedFM, λ = 50"), ("fedfm-lam-5", "`--lam 5`")]:
         cells = [command] + [number(at(runs[name], "test", t)) if t in runs[name] else "" for t in shown]
         rows.append(cells + [f"{FEDFM[name]:.2f}" if name in FEDFM else ""])
     show("fedfm", ["test accuracy, seed 0"] + [f"round {t}" for t in shown] + ["published, all images, 100 rounds"], rows)
-
-
-def fashion_mnist():
-    runs = read("fmnist")
-    rows = []
-    for name, command in [
-            ("fedproto-off", "`fedproto.py --lam 0`: no guidance"),
-            ("fedproto", "`fedproto.py`"),
-            ("fedtgp", "`fedtgp.py`"),
-            ("fedsa-linear", "`fedsa.py --model htcnn8 --projection linear`")]:
-        row = runs[name][0][50]
-        published = number(FASHION_MNIST[name]) if name in FASHION_MNIST else ""
-        rows.append([command, number(row["classifier"]), number(row["prototype"]), published])
-    show("fmnist", ["round 50 of 1000, seed 0", "by classifier", "by prototype or anchor", "published, best of 1000"], rows)
 
 
 def choices():
@@ -371,9 +356,11 @@ def readme():
     runs = read_architectures()
     device, lsa, plcc = read("cifar10-cross-device"), read("office-fedlsa"), read("office-fedplcc")
 
+    fm = read("cifar10-fedfm")["fedfm"][0]
+
     def architectures_row(title, published, one):
         ours, base = runs[one], runs[FEDPROTO_OF[one]]
-        t = last_common(ours, base)
+        t = last_common([ours, base])
         lead_of_better = number(better(ours[t]) - better(base[t]))
         lead_by_prototype = number(ours[t]["prototype"] - base[t]["prototype"])
         return [title, published, lead_of_better, lead_by_prototype, f"too early: round {t} of 1000"]
@@ -392,16 +379,16 @@ def readme():
         architectures_row("FedTGP over FedProto, eight architectures, its authors' settings", str(FEDTGP_LEAD), "fedtgp-mse-eight"),
         architectures_row("the same, four architectures", "", "fedtgp-mse"),
         architectures_row("four architectures, the paper's settings", "", "fedtgp"),
-        architectures_row("FedSA over FedProto, four architectures", f"{FEDSA_LEAD} (eight, CIFAR-100)", "fedsa"),
+        architectures_row("FedSA over FedProto, four architectures", "", "fedsa"),
         device_row("FedTGP over FedProto, one small CNN", "fedtgp", "fedtgp", "not reproduced: behind FedProto"),
         device_row("FedSA over FedProto, one small CNN, its authors' distance and λ1", "fedsa", "fedsa-authors-settings",
-                   "not reproduced: about level"),
+                   "not reproduced: a smaller lead, by anchor only"),
         office_row("FedLSA over FedAvg", number(FEDLSA_MEAN["fedlsa"] - FEDLSA_MEAN["fedavg"]), lsa["fedlsa"], lsa["fedavg"],
-                   "mean reproduced; two of four domains differ"),
+                   "mean reproduced; two of four domains have the opposite sign"),
         office_row("FedLSA over FedAvg with features of length 1", "", lsa["fedlsa"], lsa["fedavg-length-1"], "undecided"),
         office_row("FedPLCC over FedAvg", number(np.mean(FEDPLCC["fedplcc"]) - np.mean(FEDPLCC["fedavg"])), plcc["fedplcc"], plcc["fedavg"],
-                   "mean reproduced, at lower accuracies"),
-        ["FedFM over FedAvg, a fifth of the images", number(FEDFM["fedfm"] - FEDFM["fedavg"]), "", "", "collapsed when matching began"],
+                   "mean reproduced, at lower accuracies; one of four domains differs"),
+        ["FedFM over FedAvg, a fifth of the images", number(FEDFM["fedfm"] - FEDFM["fedavg"]), "", "", f"too early: round {max(fm)} of 100; chance in round 21"],
     ])
 
 
@@ -438,7 +425,6 @@ def main():
     office_fedplcc()
     office_domains()
     fedfm()
-    fashion_mnist()
     choices()
     other_settings()
     readme()
