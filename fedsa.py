@@ -8,7 +8,7 @@ their classifier on the anchors as well.
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its anchors.                                                     C · D floats to each
-  2. Each participant computes its margin d* (Eq. 6) and trains its model on
+  2. Each participant computes its margin d* (with Eq. 6) and trains its model on
      cross-entropy + λ1 L_R + λ2 L_MCL + λ3 L_CC (Eqs. 5, 7-9).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them (Eq. 3) and moves its anchors slightly toward the averages (Eq. 10).
