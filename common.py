@@ -9,7 +9,7 @@ Part I is enough to understand a method's rounds. What `main` needs to know of R
     run = Run(args, modules=[...])   modules: every network that lasts over rounds, the clients' and the server's
     state = run.resume(state)        state: every tensor that lasts over rounds; --resume loads both
     for t in run.rounds():           t = 1, 2, ..., --rounds
-        ...                          client_update runs in threads: it changes client.net alone; main changes the rest
+        ...                          client_update runs in threads: it may change only client.net; main, the rest
         run.report(t, ...)           ends the round: a row of log.csv and a printed line
         run.checkpoint(t, state)     comes last, as it also saves the log
 
@@ -174,8 +174,8 @@ def class_means(net, images):
 
 
 def distances(a, b):
-    """Euclidean distances of a (n, D) and b (m, D) -> (n, m). From 26 rows on torch.cdist's default
-    loses small distances to rounding; this mode subtracts first."""
+    """Euclidean distances of a (n, D) and b (m, D) -> (n, m). With more than 25 rows torch.cdist's default
+    multiplies matrices, and small distances drown in rounding; this mode subtracts."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -197,7 +197,7 @@ def model_size(net):
 # --- evaluation -----------------------------------------------------------------------------------
 
 def is_due(t, every, args):
-    """True in every `every`-th round and in the last one; never if `every` is 0."""
+    """True every `every` rounds and in the last round; never if `every` is 0."""
     return every > 0 and (t % every == 0 or t == args.rounds)
 
 

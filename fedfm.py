@@ -96,7 +96,7 @@ def fedfm_round(net, chosen, anchors, t, args):
     up = len(chosen) * model_size(net)
     down = len(chosen) * model_size(net)
     if matching:
-        local_means, counts = local_anchors(chosen, args)                                  # Eq. 8
+        local_means, counts = local_class_means(chosen, args)                                  # Eq. 8
         anchors = new_anchors(local_means, counts, anchors, args.aggregate)                # Eq. 9
         up += floats_sent(counts, args)
         down += len(chosen) * anchors.known.sum() * args.feature_dim
@@ -110,7 +110,7 @@ def fedfm_round(net, chosen, anchors, t, args):
 
 # --- the client -------------------------------------------------------------------------------------
 
-def local_anchors(chosen, args):
+def local_class_means(chosen, args):
     """Eq. 8: each participant computes the class means of its training images under client.net, in eval mode and
     without augmentation -> local_means (m, C, D), counts (m, C)."""
     replies = for_each_client(lambda client: class_means(client.net, client.train), chosen, workers=args.workers)
@@ -121,8 +121,9 @@ def local_anchors(chosen, args):
 def client_update(client, anchors, t, args):
     """Train client.net for E epochs (Eq. 10) -> Upload. It starts from the global model; in FedFM-Lite, between two
     exchanges of models, from the client's own. anchors: Anchors, or None where nothing is matched."""
-    start = [parameter.detach().clone() for parameter in client.net.parameters()]          # for --prox
-    rng = generator(args.seed, "augment", t, client.id)                                    # for --augment
+    if args.prox > 0:
+        start = [parameter.detach().clone() for parameter in client.net.parameters()]
+    rng = generator(args.seed, "augment", t, client.id)
 
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
@@ -186,21 +187,27 @@ def proximal(net, start):
 # --- the server -------------------------------------------------------------------------------------
 
 def new_anchors(local_means, counts, anchors, aggregate):
-    """Eq. 9: a_c = Σ_k n_kc a_kc / Σ_k n_kc over the participants. A class that none of them has keeps its anchor.
+    """Eq. 9 over the participants. A class that none of them has keeps its anchor.
 
     aggregate "uniform": the plain mean of Section VII-D.1. There a participant that lacks a class sends the old
     anchor for it, if there is one.
     local_means (m, C, D), counts (m, C) -> Anchors."""
-    shares = counts
     if aggregate == "uniform":
         owned = counts > 0                                            # (m, C)
         local_means = torch.where(owned[:, :, None], local_means, anchors.vectors)
-        shares = (owned | anchors.known).long()
-    total = shares.sum(0)                                             # (C,)
-    averages = (local_means * shares[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
-    uploaded = total > 0
+        counts = (owned | anchors.known).long()
+    averages, uploaded = weighted_mean(local_means, counts)
     vectors = torch.where(uploaded[:, None], averages, anchors.vectors)
     return Anchors(vectors, anchors.known | uploaded)
+
+
+def weighted_mean(local_means, counts):
+    """Eq. 9: a_c = Σ_k n_kc a_kc / Σ_k n_kc over the round's participants.
+
+    local_means a_kc (m, C, D), counts n_kc (m, C) -> (C, D), and which classes were uploaded (C,) bool."""
+    total = counts.sum(0)
+    mean = (local_means * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
+    return mean, total > 0
 
 
 def average_of(uploads, chosen):
@@ -242,7 +249,7 @@ def lite_round(net, clients, chosen, anchors, t, args):
         up += len(chosen) * model_size(net)
         net.load_state_dict(average_of(uploads, chosen))                                   # Eq. 11
     if next_round_matches:
-        local_means, counts = local_anchors(chosen, args)                                  # Eq. 8
+        local_means, counts = local_class_means(chosen, args)                                  # Eq. 8
         up += floats_sent(counts, args)
         anchors = new_anchors(local_means, counts, anchors, args.aggregate)                # Eq. 9
     return anchors, uploads, up, down
@@ -313,7 +320,6 @@ BASE = dict(                # the paper's Section VII-A, unless a comment says o
     model="resnet18",
     feature_dim=512,
     rounds=100,             # T
-    eval_every=1,           # ours
     local_epochs=10,        # E
     batch_size=64,
     lr=0.01,

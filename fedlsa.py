@@ -22,7 +22,7 @@ What we changed
 What the paper leaves open
   The optimiser's settings, layer sizes, a client's share of its domain, which α, λ, τ a data set has.
   The averaging weights; ours are the clients' numbers of images.
-  Its FedAvg: with features of length 1 (--lam 0, a strong baseline) or not (--lam 0 --no-sphere). Compare with both.
+  Whether its FedAvg has features of length 1 (--lam 0, a strong baseline) or not (--lam 0 --no-sphere). Run both.
 Equations, deviations, published rows: .github/papers/fedlsa.md. Results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -54,16 +54,17 @@ def main(args):
     clients, tests = make_federation(data, net, args)
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
     with seeded(args.seed, "server"):
-        anchor_net = AnchorNet(C, net.projector.in_features, D).to(args.device)           # each round trains it further
+        I = net.extractor[-1].in_features                             # of the projector: the encoder's output
+        anchor_net = AnchorNet(C, I, D).to(args.device)               # each round trains it further
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models that a checkpoint keeps
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    anchors = anchor_net().detach()                                   # (C, D); with λ = 0 they stay, unused
+    anchors = anchor_net().detach() if args.lam > 0 else None         # (C, D); None: FedAvg
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
         server_log = {}
-        if args.lam > 0:                                              # with λ = 0 no loss uses the anchors
+        if args.lam > 0:
             anchors, server_loss = server_update(anchor_net, net.classifier, args)         # Eqs. 3-5
             server_log = dict(server_loss=server_loss)
 
@@ -83,7 +84,7 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down, **server_log)
         run.checkpoint(t)
 
-    draw_pictures(run, data, clients, prototypes=anchors if args.lam > 0 else None, net=net, tests=tests)
+    draw_pictures(run, data, clients, prototypes=anchors, net=net, tests=tests)
     return summarize(run)
 
 
@@ -105,10 +106,10 @@ def client_update(client, anchors, t, args):
 
 
 def local_loss(net, x, y, anchors, args):
-    """Eqs. 9 and 10 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, D) -> scalar."""
+    """Eqs. 9 and 10 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, D) or None -> scalar."""
     h = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(h), y)                                  # Eq. 9
-    if args.lam == 0:                                                 # no anchors
+    if anchors is None:                                               # FedAvg
         return cross_entropy
     if args.compactness == "l2":
         return cross_entropy + args.lam * l2_distance(h, y, anchors)
@@ -134,7 +135,7 @@ def l2_distance(h, y, anchors):
 class AnchorNet(nn.Module):
     """A = nor(Θ(R)) -> (C, D). R (C, I) and the two layers of Θ are trained; I is the size of the encoder's output.
 
-    In the paper A = Θ(R), without nor. The standard normal R, the ReLU and the hidden width I are our choices."""
+    The standard normal R, the ReLU and the hidden width I are our choices."""
 
     def __init__(self, C, I, D):
         super().__init__()
@@ -147,7 +148,7 @@ class AnchorNet(nn.Module):
 
 def server_update(anchor_net, classifier, args):
     """Train the anchors against the frozen global classifier (Eq. 5) -> the trained anchors A (C, D), and the loss
-    of the last step. The optimizer is new in each round.
+    of the last step. Each round starts with a new optimiser.
 
     The paper has E_s epochs; we read each as one step on all C anchors. Algorithm 1 gives both sides one learning
     rate; ours share momentum and weight decay as well."""
@@ -186,37 +187,25 @@ def anchor_separation(anchors, tau):
 # --- the model --------------------------------------------------------------------------------------
 
 class SphereNet(Net):
-    """Encoder, projector and classifier, the paper's psi, varphi and phi.
-
-    features(x)    h = nor(projector(encoder(x))); nor scales to length 1. images (B, 3, height, width) -> (B, D)
-    classifier(h)  logits (B, C)
-
-    on_sphere=False leaves out nor; with λ = 0 that is FedAvg."""
-
-    def __init__(self, encoder, projector, classifier, on_sphere):
-        super().__init__(encoder, classifier, projector.out_features, classifier.out_features)
-        self.projector = projector
-        self.on_sphere = on_sphere
+    """A Net whose features lie on the unit sphere: h = nor(varphi(psi(x))), where nor scales to length 1."""
 
     def features(self, x):
-        z = self.extractor((x / 255 - self.mean) / self.std)          # (B, I) the encoder's output
-        h = self.projector(z)                                         # (B, D)
-        if self.on_sphere:
-            h = F.normalize(h, dim=1)
-        return h
+        return F.normalize(super().features(x), dim=1)
 
 
 def build_sphere_net(data, args):
-    """SphereNet with random initial weights, on the device.
+    """SphereNet (with --no-sphere: Net) with random initial weights, on the device. Its extractor is the encoder psi and
+    the projector varphi.
 
     The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512), and one linear layer each for the other two."""
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # other words would draw other weights
+    C, D = len(data.class_names), args.feature_dim
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # part of the seed: other words, other weights
         encoder, I = build_encoder(data, args)
-        projector = nn.Linear(I, args.feature_dim)
-        classifier = nn.Linear(args.feature_dim, len(data.class_names))
-    net = SphereNet(encoder, projector, classifier, on_sphere=not args.no_sphere)
-    return net.to(args.device)
+        projector = nn.Linear(I, D)
+        classifier = nn.Linear(D, C)
+    net_class = Net if args.no_sphere else SphereNet
+    return net_class(nn.Sequential(encoder, projector), classifier, D, C).to(args.device)
 
 
 # --- settings ---------------------------------------------------------------------------------------
@@ -228,7 +217,6 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     model="cnn4",           # the encoder
     feature_dim=128,        # the paper's L, without a value
     rounds=100,             # T
-    eval_every=1,           # ours
     local_epochs=5,         # E_c
     batch_size=64,
     lr=0.01,                # not in the paper: from FPL's code (github.com/WenkeHuang/RethinkFL)

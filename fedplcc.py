@@ -4,7 +4,7 @@ under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
 and the server clusters the clusters' means. New here: a prototype is weighted by its share of its class's images, so
 that a few outliers count little. And L_corr pulls a feature only to some prototypes of its class: the share φ with the
-largest similarity × weight. Distant and small prototypes do not pull.
+largest similarity × weight.
 
 One round (D features, |w| floats in the model):
   1. The server sends the model and its G prototypes; in round 1 there are none.       |w| + G · (D + 1) floats to each
@@ -21,8 +21,8 @@ What we changed
 What the paper leaves open
   E: we take epochs, as in Table I; Section IV also says iterations.
   τ: 0.07, though Section IV also calls 0.55 optimal.
-  Which pass of FINCH counts. Each pass joins nearest neighbours, and the next one their clusters' means. We keep the
-  last pass with several clusters, as FedPLVM's code does, and weight the means by size.
+  Which pass of FINCH counts. A pass joins nearest neighbours into clusters; the next pass does the same with the
+  clusters' means. We keep the last pass with several clusters, as FedPLVM's code does, and weight the means by size.
   Batches of 32, images of 64 pixels, the ResNet's first layer.
 Equations, deviations, published rows: .github/papers/fedplcc.md. Results: .github/results/README.md.
 
@@ -86,7 +86,7 @@ def main(args):
         if not fedavg:
             clusters = [upload.clusters for upload in uploads]
             prototypes = global_prototypes(clusters, args.uniform_weights)                 # Eqs. 10, 11
-            up += sum(len(of_client.vectors) for of_client in clusters) * (D + 1)
+            up += sum(len(upload.clusters.vectors) for upload in uploads) * (D + 1)
 
         scores = evaluate_global(net, tests, t, args)
         run.report(t, scores, [upload.loss for upload in uploads], up, down, prototypes=len(prototypes.vectors))
@@ -217,7 +217,7 @@ def cluster_by_class(x, y, sizes):
     vectors, labels, cluster_sizes = [], [], []
     for c in y.unique():
         of_class = y == c
-        # float64, and on the CPU: in float32 the cosines of nearly equal features all round to 1
+        # float64: in float32 the cosines of nearly equal features round to 1; CPU: connected_components is a loop
         means, total = finch(x[of_class].cpu().double(), sizes[of_class].cpu().double())
         vectors.append(means.float().to(x.device))
         labels.append(c.expand(len(means)))                           # class c, once per cluster
@@ -280,7 +280,6 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     small_stem=False,       # not in the paper: torchvision's 7x7 convolution and max-pooling
     feature_dim=512,
     rounds=50,              # T
-    eval_every=1,           # ours
     local_epochs=10,        # E; the paper says epochs and iterations
     batch_size=32,          # not in the paper: from FedPLVM's code
     lr=0.01,

@@ -22,7 +22,7 @@ What we changed
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
   Anchors    pass through an embedding layer that is never trained, as in the authors' code; the paper calls it
              trainable but gives no loss for it.
-  Partition  a client that already holds its equal share of the images gets none of the remaining classes.
+  Partition  deals class by class and skips clients that already hold an equal share of all images.
 What the paper leaves open
   Class means: those of the margin are taken before training, those of Eq. 3 after it.
   Initial weights: clients with the same architecture start from the same ones.
@@ -55,9 +55,10 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
 
-    run = Run(args, modules=[client.net for client in clients])       # modules: the models that a checkpoint keeps
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
+
+    run = Run(args, modules=[client.net for client in clients])       # modules: the models that a checkpoint keeps
     anchors = run.resume(anchors)                                     # with --resume: those of the checkpoint
 
     for t in run.rounds():
@@ -210,7 +211,6 @@ BASE = dict(                # from the paper's "Implementation details", unless 
     model="cnn4",           # "Statistical heterogeneity"
     feature_dim=512,        # "Model heterogeneity"
     rounds=1000,
-    eval_every=1,           # ours
     local_epochs=1,
     batch_size=10,
     batches="full",         # not in the paper: drops a last, smaller batch, as the authors' code does
@@ -224,20 +224,11 @@ BASE = dict(                # from the paper's "Implementation details", unless 
     distance="euclidean",   # below Eq. 5
     projection="mlp",       # the paper does not describe the layer; this is the authors' code
 )
-GLYPHS = dict(              # drawn digits, not from the paper: under a minute on two cores
-    BASE,
-    model="htcnn8",
-    image_size=24,
-    subset=0.3,
-    rounds=10,
-    local_epochs=3,
-    batches="all",
-    momentum=0.9,
-    checkpoint_every=0,
-)
 SETTINGS = {
-    "glyphs": GLYPHS,
     "default": BASE,
+    # not from the paper: drawn digits
+    "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
+                   momentum=0.9, checkpoint_every=0),
 }
 
 

@@ -19,7 +19,7 @@ eight architectures (--model htfe8; without it one small CNN, except on glyphs a
 What we changed
   Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 10     is a mean over a batch, not a sum.
-  Partition  a client that already holds its equal share of the images gets none of the remaining classes.
+  Partition  deals class by class and skips clients that already hold an equal share of all images.
 What the paper leaves open
   The server's optimiser: plain SGD with the clients' learning rate, over shuffled batches of client prototypes.
   Initial weights: clients with the same architecture start from the same ones.
@@ -74,7 +74,7 @@ def main(args):
         up = owned.sum() * D                                          # Σ_i C_i · D
         down = len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_losses.mean(),
-                   last_batch_loss=server_losses[-1], margin=margin)  # the last batch is the authors' "Server loss"
+                   last_batch_loss=server_losses[-1], margin=margin)  # the authors' "Server loss" is the last batch's
         run.checkpoint(t)
 
     draw_pictures(run, data, clients, prototypes=prototypes)
@@ -121,19 +121,6 @@ def prototype_distance(z, y, prototypes, distance):
 
 # --- the server -------------------------------------------------------------------------------------
 
-def server_margin(local_prototypes, owned, args):
-    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, "nearest" the authors' code, "fixed" and
-    "none" are ablations of Table 6. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
-    centres = class_centres(local_prototypes, owned)
-    if args.margin_rule == "pairwise":
-        return adaptive_margin(centres, args.tau)
-    if args.margin_rule == "nearest":
-        return largest_nearest_distance(centres, args.tau)
-    if args.margin_rule == "fixed":                                   # ablation FM; the paper gives no value
-        return centres.new_tensor(args.tau)
-    return centres.new_zeros(())                                      # "none": ablation SCL, Eq. 6
-
-
 class GlobalPrototypes(nn.Module):
     """All global prototypes P̂^c -> (C, D). Each class has a trainable vector v^c, the paper's Ṕ^c, and one network,
     the paper's F, turns these vectors into prototypes: Linear, ReLU, Linear.
@@ -152,6 +139,19 @@ class GlobalPrototypes(nn.Module):
         return self.mlp(self.v)
 
 
+def server_margin(local_prototypes, owned, args):
+    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, "nearest" the authors' code, "fixed" and
+    "none" are ablations of Table 6. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
+    centres = class_centres(local_prototypes, owned)
+    if args.margin_rule == "pairwise":
+        return adaptive_margin(centres, args.tau)
+    if args.margin_rule == "nearest":
+        return largest_nearest_distance(centres, args.tau)
+    if args.margin_rule == "fixed":                                   # ablation FM; the paper gives no value
+        return centres.new_tensor(args.tau)
+    return centres.new_zeros(())                                      # "none": ablation SCL, Eq. 6
+
+
 def class_centres(local_prototypes, owned):
     """Q^c of Eq. 9: the plain mean of the clients' prototypes of class c, for the U classes that were uploaded.
 
@@ -166,6 +166,18 @@ def adaptive_margin(centres, tau):
     """Eq. 9: δ, the largest distance between two class centres, at most τ. centres Q (U, D) of U uploaded classes
     -> scalar, 0 for a single class."""
     return distances(centres, centres).max().clamp(max=tau)
+
+
+def largest_nearest_distance(centres, tau):
+    """The margin of the authors' code, after Fig. 1: the largest distance from a centre to its nearest one, at most τ.
+
+    centres (U, D) -> scalar, 0 for a single class."""
+    if len(centres) == 1:
+        return centres.new_zeros(())
+    phi = distances(centres, centres)
+    phi.fill_diagonal_(torch.inf)                                     # no centre is its own neighbour
+    nearest = phi.amin(1)                                             # (U,)
+    return nearest.max().clamp(max=tau)
 
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
@@ -200,18 +212,6 @@ def margin_contrastive(p, labels, prototypes, margin):
     return F.cross_entropy(logits, labels)
 
 
-def largest_nearest_distance(centres, tau):
-    """The margin of the authors' code, after Fig. 1: the largest distance from a centre to its nearest one, at most τ.
-
-    centres (U, D) -> scalar, 0 for a single class."""
-    if len(centres) == 1:
-        return centres.new_zeros(())
-    phi = distances(centres, centres)
-    phi.fill_diagonal_(torch.inf)                                     # no centre is its own neighbour
-    nearest = phi.amin(1)                                             # (U,)
-    return nearest.max().clamp(max=tau)
-
-
 # --- settings ---------------------------------------------------------------------------------------
 
 BASE = dict(                # from the paper's "Implementation Details", unless a comment says otherwise
@@ -222,7 +222,6 @@ BASE = dict(                # from the paper's "Implementation Details", unless 
     model="cnn4",           # FedSA's Table 1; the paper: htfe8
     feature_dim=512,        # "Model heterogeneity"
     rounds=1000,
-    eval_every=1,           # ours
     local_epochs=1,
     batch_size=10,
     batches="full",         # not in the paper: as in HtFLlib (the authors' library), a last, smaller batch is dropped
@@ -235,21 +234,12 @@ BASE = dict(                # from the paper's "Implementation Details", unless 
     tau=100.0,              # τ
     server_epochs=100,      # S
 )
-GLYPHS = dict(              # drawn digits, not from the paper: under a minute on two cores
-    BASE,
-    model="htcnn8",
-    image_size=24,
-    subset=0.3,
-    rounds=10,
-    local_epochs=3,
-    batches="all",
-    momentum=0.9,
-    checkpoint_every=0,
-)
 SETTINGS = {
-    "glyphs": GLYPHS,
     "default": BASE,
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
+    # not from the paper: drawn digits
+    "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
+                   momentum=0.9, checkpoint_every=0),
 }
 
 

@@ -176,4 +176,6 @@ def test_fedlsa_features_are_on_the_sphere():
     torch.testing.assert_close(on_sphere.norm(dim=1), torch.ones(5))
     assert abs(free.norm(dim=1) - 1).max() > 0.1
     torch.testing.assert_close(F.normalize(free, dim=1), on_sphere)
-    torch.testing.assert_close(model.projector(model.extractor(x / 127.5 - 1)), free)
+    encoder, projector = model.extractor
+    assert projector.out_features == 128
+    torch.testing.assert_close(projector(encoder(x / 127.5 - 1)), free)

@@ -188,7 +188,7 @@ def test_fedlsa_round(play):
     model, *_ = story[0].before.values()
     net = story[0].clients[0].net
     with common.seeded(4, "server"):
-        anchor_net = fedlsa.AnchorNet(C, net.projector.in_features, D)
+        anchor_net = fedlsa.AnchorNet(C, net.extractor[-1].in_features, D)
     size = common.model_size(net)
     for now in story:
         net.load_state_dict(model)
