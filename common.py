@@ -1,7 +1,7 @@
 """What the six scripts share. No method lives here.
 
     Part I    what a round needs: clients and models, participants, minibatches, class means, averages, evaluation
-    Part II   what it is fed with: the clients' images, architectures, partitions, data sets
+    Part II   data and models: the clients' images, architectures, partitions, data sets
     Part III  the frame: run folder, pictures, comparing runs, command line
 
 Part I is enough to understand a method's rounds. What `main` needs to know of Run, which is in Part III:
@@ -9,9 +9,9 @@ Part I is enough to understand a method's rounds. What `main` needs to know of R
     run = Run(args, modules=[...])   modules: every network that lasts over rounds, the clients' and the server's
     state = run.resume(state)        state: every tensor that lasts over rounds; --resume loads both
     for t in run.rounds():           t = 1, 2, ..., --rounds
-        ...                          client_update runs in threads: it may change only client.net; main, the rest
+        ...                          client_update runs in threads, so it may change client.net and nothing else
         run.report(t, ...)           ends the round: a row of log.csv and a printed line
-        run.checkpoint(t, state)     comes last, as it also saves the log
+        run.checkpoint(t, state)     comes after report, because it saves the log as well
 
 Shapes: N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
 """
@@ -102,8 +102,8 @@ def participants(clients, t, args):
 def for_each_client(function, clients, *arguments, workers):
     """`[function(client, *arguments) for client in clients]`, several clients at a time.
 
-    On a CPU `workers` clients run side by side (0: one on each core), each in a thread that computes on one core: a
-    client's batches are too small to keep several busy. On a GPU they run one after the other."""
+    On a CPU `workers` clients run at once (0: one per core). Each uses one core, because its batches are too small for
+    more. On a GPU they run one after another."""
     threads = 1
     if clients[0].train.y.device.type == "cpu":
         threads = workers or cores()
@@ -142,7 +142,7 @@ def batches(n, batch_size, rng, rule, device):
     """One epoch over n samples -> [indices (B,)], on the device.
 
     rule "all"   every sample is used; a last batch of one joins the batch before, as BatchNorm needs two
-         "full"  a last, smaller batch is dropped, unless it is the only one"""
+         "full"  the last incomplete batch is dropped, unless it is the only one"""
     order = torch.from_numpy(rng.permutation(n)).to(device)
     parts = list(order.split(batch_size))
     if len(parts) > 1 and len(parts[-1]) < batch_size:
@@ -259,7 +259,7 @@ def accuracy(net, images):
 # --- randomness -----------------------------------------------------------------------------------
 
 def generator(seed, purpose, *where):
-    """A numpy generator for one purpose (a word) at one place (round, client). Each random choice has its own
+    """A numpy generator for one purpose (a word) in one round and client. Each random choice has its own
     generator, so resuming or changing --workers does not change the draws."""
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *where])
 
@@ -273,7 +273,7 @@ def seeded(seed, purpose):
 
 
 # ======================================================================================================
-# Part II. What a round is fed with
+# Part II. Data and models
 # ======================================================================================================
 
 # --- clients and their images ---------------------------------------------------------------------
@@ -324,7 +324,7 @@ def divide(data, index, held_back, args):
         cut = math.ceil((1 - held_back) * len(own))
         if cut < 2:
             fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images; "
-                 f"try fewer --clients, less skew, larger shares or less --validation")
+                 f"try fewer --clients, less skew or larger shares")
         train = take(data, own[:cut], args.device)
         held = take(data, own[cut:], args.device)
         domain = ""
@@ -565,15 +565,15 @@ def missing(y, domain, args, rng):
 
 def by_domain(y, domain, args, rng):
     """Every client has images of one domain, and no two clients have the same image.
-    --domain-clients says how many clients a domain has. Without it --clients get the domains in turn; without both
-    each domain has one client. A client gets --images-per-class of each class (or what there is), or the share
-    --domain-fraction of its domain; without these, the clients of a domain share it equally."""
+    --domain-clients says how many clients a domain has. Without it the domains are dealt to --clients clients in turn;
+    without both each domain has one client. A client gets --images-per-class of each class (or what there is), or the
+    share --domain-fraction of its domain; without these, the clients of a domain share it equally."""
     domains = list(dict.fromkeys(domain))  # each once, in the data set's order
     if args.domain_clients:
         assigned = []
         for name, n in args.domain_clients.items():
             if name not in domains:
-                fail(f"no domain {name}: give --domain-clients with some of {', '.join(domains)}")
+                fail(f"--domain-clients: no domain {name}; there are {', '.join(domains)}")
             assigned += [name] * n
     else:
         K = args.clients or len(domains)
@@ -662,7 +662,7 @@ def image_folder(folder, size):
     """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
     rows = []  # of each image: path, class, domain, whether it is a test image
     for place in domain_folders(folder):
-        if place != folder and place.name.lower() in ("test", "val", "valid", "validation"):  # we would train on it
+        if place != folder and place.name.lower() in ("test", "val", "valid", "validation"):  # it is no domain
             exit_without_data(folder, f"{place.name}/ is there, but no train/")
         if (place / "train").is_dir():
             training, testing = image_files(place / "train"), image_files(place / "test")
@@ -708,14 +708,14 @@ def test_images(dataset, domain, n):
 
 
 def decoded(read, names, size, cache, key):
-    """Images resized to RGB (n, 3, size, size) uint8, and their labels (n,). read(i) gives a PIL image and its label;
+    """Images as RGB (n, 3, size, size) uint8, resized, and their labels (n,). read(i) gives a PIL image and its label;
     names[i] says which image an error is about. The file `cache` keeps both tensors as long as `key` is the same."""
     if cache.exists():
-        with contextlib.suppress(Exception):  # a damaged cache may raise any; then decode again
+        with contextlib.suppress(Exception):  # a damaged cache can raise anything; then decode again
             kept = torch.load(cache, weights_only=True)
             if kept["key"] == key:
                 return kept["tensors"]
-    print(f"decoding {len(names):,} images (once) ...", flush=True)
+    print(f"decoding {len(names):,} images ...", flush=True)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
     labels = torch.zeros(len(names), dtype=torch.long)
 
@@ -724,7 +724,7 @@ def decoded(read, names, size, cache, key):
             image, label = read(i)
             labels[i] = int(label)
             pixels[i] = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
-        except Exception as error:  # a damaged file may raise any
+        except Exception as error:  # a damaged file can raise anything
             sys.exit(f"cannot decode {names[i]}: {error}")
 
     with ThreadPoolExecutor(cores()) as pool:
@@ -766,7 +766,7 @@ def download(name, folder, size):
 
 FONTS = ["DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSansMono-Bold",
          "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "STIXGeneral", "STIXGeneralBol",
-         "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10", "cmti10"]  # matplotlib brings them
+         "STIXGeneralItalic", "cmr10", "cmb10", "cmss10", "cmtt10", "cmti10"]  # they come with matplotlib
 GLYPH_DOMAINS = ["plain", "thin", "texture", "clutter"]
 CANVAS = 64  # pixels of the drawing, before it is reduced
 
@@ -866,7 +866,7 @@ def draw_domain(name, n, size=32):
     return image.clamp_(0, 1).mul_(255).round_().byte().expand(-1, 3, -1, -1)
 
 # ======================================================================================================
-# Part III. The frame. It logs, resumes and draws what the methods do, and reads the command line
+# Part III. The frame: run folder, pictures, comparing runs, command line
 # ======================================================================================================
 
 # --- run folder -----------------------------------------------------------------------------------
@@ -915,7 +915,7 @@ class Run:
         columns, which curves.png shows if their names end in "loss"."""
         losses = torch.stack(losses)
         if not losses.isfinite().all():
-            sys.exit(f"round {t}: a client's loss is not finite; lower --lr {self.args.lr:g} or a λ")
+            sys.exit(f"round {t}: a client's loss is not finite; try a smaller --lr (now {self.args.lr:g}) or λ")
 
         row = {"round": t}
         for name, value in scores.items():
@@ -980,8 +980,8 @@ def load_checkpoint(folder, script):
     try:
         saved = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
         its_script = saved["settings"]["script"]
-    except Exception:  # a damaged file may raise any
-        fail(f"--resume {folder}: no checkpoint.pt there (--checkpoint-every 0 leaves none), or a damaged one")
+    except Exception:  # a damaged file can raise anything
+        fail(f"--resume {folder}: no checkpoint.pt there (--checkpoint-every 0 writes none), or a damaged one")
     if its_script != script:
         fail(f"--resume {folder}: its checkpoint.pt was written by {its_script}.py")
     return saved
@@ -1291,7 +1291,7 @@ def fail(message):
 
 
 def checked(kind, allows, rule):
-    """A type for argparse: converts a text with `kind`. What `allows` refuses ends with "<text> is not <rule>"."""
+    """A type for argparse: convert the text with `kind`. What `allows` refuses ends with "<text> is not <rule>"."""
     def read(text):
         value = kind(text)
         if not allows(value):
@@ -1309,7 +1309,7 @@ word = checked(str, lambda text: re.fullmatch(r"\w[\w.-]*", text), "a word of le
 
 
 def at_least(low, high=10**9):
-    return checked(int, lambda value: low <= value <= high, f"at least {low} and at most {high}")
+    return checked(int, lambda value: low <= value <= high, f"a whole number from {low} to {high}")
 
 
 def domain_clients(text):
@@ -1340,11 +1340,11 @@ def make_parser(description):
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
-    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; if not set, the data set's")
+    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; if not set, chosen by the data set")
 
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--clients", type=at_least(1), help="K, number of clients; without a default: one for each domain")
+    add("--clients", type=at_least(1), help="K, number of clients; if not set, one for each domain")
     add("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N", help="clients of each domain")
     add = group.add_argument
     add("--participation", type=share, default=1.0, help="ρ, share of the clients in a round")
@@ -1352,7 +1352,8 @@ def make_parser(description):
     add("--beta", type=positive, default=0.1, help="β of --partition dirichlet; the smaller, the more skewed")
     add("--classes-per-client", type=at_least(1), default=2, help="a client's classes with --partition pathological")
     add("--missing", type=at_least(0), default=1, help="how many classes a client lacks with --partition missing")
-    add("--dominant-share", type=share, default=0.46, help="share of the dominant class with --partition dominant")
+    add("--dominant-share", type=share, default=0.46,
+        help="share of a client's images in its dominant classes with --partition dominant")
     add = group.add_mutually_exclusive_group().add_argument
     add("--domain-fraction", type=share, help="a client's share of its domain; if not set, equal shares")
     add("--images-per-class", type=at_least(1), help="a client's images of each class with --partition domain")
@@ -1361,13 +1362,15 @@ def make_parser(description):
     add("--model", choices=MODELS, default="cnn4", metavar="MODEL",
         help=f"an architecture or a group of them, dealt in turn: {', '.join(MODELS)}")
     add("--feature-dim", type=at_least(2, 65536), default=512, help="D, number of features, the size of a prototype")
-    add("--small-stem", action=argparse.BooleanOptionalAction, default=False, help="ResNets begin with a 3x3 layer")
+    add("--small-stem", action=argparse.BooleanOptionalAction, default=False,
+        help="ResNets begin with a 3x3 convolution and have no max-pooling")
 
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
     add("--local-epochs", type=at_least(1), default=1, help="E, a client's epochs in a round")
     add("--batch-size", type=at_least(2), default=10, help="B, images in a minibatch")
-    add("--batches", choices=["all", "full"], default="all", help="full: drop a last, smaller batch")
+    add("--batches", choices=["all", "full"], default="all",
+        help="all: use every image; full: drop the last incomplete batch")
     add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")
     add("--momentum", type=share_or_zero, default=0.0, help="momentum of SGD; its buffer starts empty in each round")
     add("--weight-decay", type=not_negative, default=0.0, help="weight decay of SGD")
@@ -1377,14 +1380,14 @@ def make_parser(description):
     add("--seed", type=at_least(0, 2**32 - 1), default=0, help="random seed (glyphs and PACS's test split are fixed)")
     add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, or cuda:1")
     add("--workers", type=at_least(0), default=0, help="clients that train side by side on a CPU; 0: one per core")
-    add("--eval-every", type=at_least(1), default=1, help="rounds from one evaluation to the next")
-    add("--checkpoint-every", type=at_least(0), default=10, help="rounds from one checkpoint to the next; 0: none")
-    add("--out", default="runs", help="folder of run folders")
-    add("--name", type=word, help="a word for the run folder's name and for titles")
+    add("--eval-every", type=at_least(1), default=1, help="evaluate every so many rounds")
+    add("--checkpoint-every", type=at_least(0), default=10, help="save a checkpoint every so many rounds; 0: never")
+    add("--out", default="runs", help="folder for the runs")
+    add("--name", type=word, help="a word for the run folder's name")
     add("--no-plots", action="store_true", help="draw no pictures")
     add = group.add_mutually_exclusive_group().add_argument
     add("--trials", type=at_least(1), default=1, help="run this many seeds, from --seed on; print mean ± std")
-    add("--resume", metavar="FOLDER", help="go on with the run in this folder and its settings; --rounds may be larger")
+    add("--resume", metavar="FOLDER", help="continue the run in this folder with its settings; --rounds may be larger")
     return parser
 
 
@@ -1429,7 +1432,7 @@ def parse(script, description, settings, add_flags, words=None):
         defaults = saved["settings"] | dict(no_plots=False, trials=1)
         for flag in typed:
             if flag[2:].replace("-", "_") not in BESIDE_RESUME:
-                fail(f"{flag}: may not be typed beside --resume, which goes on with that run's settings")
+                fail(f"{flag}: not allowed with --resume, which keeps the run's settings")
     parser.set_defaults(**defaults)
     args = parser.parse_args(words)
 
@@ -1437,7 +1440,7 @@ def parse(script, description, settings, add_flags, words=None):
         fail(f"--rounds {args.rounds}: {args.resume} has run {len(saved['rows'])} rounds already")
     for flag, partition in PARTITION_OF.items():
         if flag in typed and args.partition != partition:
-            fail(f"{flag}: has no meaning with --partition {args.partition}")
+            fail(f"{flag}: only for --partition {partition}")
     if args.clients is None and args.partition != "domain":
         fail(f"--partition {args.partition}: also needs --clients")
     args.device = choose_device(args.device)
@@ -1456,7 +1459,7 @@ def run_script(script, description, main, settings, add_flags, words=None):
         try:
             results.append(main(args))
         except KeyboardInterrupt:
-            sys.exit("\nstopped; if the run's folder holds a checkpoint.pt, --resume FOLDER goes on from there")
+            sys.exit("\nstopped; if the run's folder holds a checkpoint.pt, --resume FOLDER continues from it")
     if args.trials > 1:
         for name in results[0]:
             print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")

@@ -11,17 +11,17 @@ One round (m participants, C classes, C_k of them at client k, D features, |w| f
   3. The server averages them, weighted by the counts, and sends these anchors (Eq. 9). D floats per anchor to each
   4. Each participant trains the model on cross-entropy + λ · matching (Eqs. 2 and 10). The matching, called contrastive
      guiding (Section IV-C), pulls a feature vector to the anchor of its class and away from the others.
-  5. It sends the model, and the server averages the models (Eq. 11).                  |w| floats
+  5. Each participant sends its model, and the server averages the models (Eq. 11).  |w| floats
 The global model is then tested on the server's test images. Rounds 1 to T_s are plain FedAvg.
 
 Settings: 10 clients, all of them in each of 100 rounds; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning
 rate 0.01; λ = 50, T_s = 20 (both tuned); temperature α = 0.1. Held-out images of the clients decide the best round.
 With this λ our only run near the paper's setting broke down when matching began (see the results).
 What we changed
-  Anchors  are scaled to length 1 as well as features, as in the authors' code.
+  Anchors  have length 1, as in the authors' code; the paper scales only features.
   Uploads  hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  Normalisation, augmentation, the class shares of NIID-2 and NIID-3: as in the authors' code. CINIC-10's inputs: ours.
+  Normalisation, augmentation, class shares of NIID-2 and NIID-3: as in the authors' code, except for CINIC-10's inputs.
 Equations, deviations, published rows: .github/papers/fedfm.md. Results: .github/results/README.md.
 
     python fedfm.py                                                    built-in glyphs in four domains, about a minute
@@ -372,7 +372,7 @@ def add_flags(group):
                        help="weighted: Eq. 9, by class counts; uniform: the plain mean (Section VII-D.1)")
     group.add_argument("--lite", action="store_true",
                        help="FedFM-Lite: class means travel with the trained model and become the next round's anchors")
-    group.add_argument("--model-every", type=at_least(1), help="a of FedFM-Lite: models travel every a rounds")
+    group.add_argument("--model-every", type=at_least(1), help="a of FedFM-Lite: rounds between exchanges of models")
     group.add_argument("--prox", type=not_negative, help="μ, weight of FedProx's term (Section VII-D.2)")
     group.add_argument("--validation", type=share_or_zero,
                        help="share of a client's images held out to pick the best round")

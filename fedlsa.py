@@ -3,12 +3,12 @@ Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
 Clients hold images of different domains: photos, sketches, ... Prototypes averaged from their features keep traces of
 the domains and move close together. So FedLSA's server learns one anchor per class without any client's features: the
-global classifier should recognise the anchors, and they should lie far apart. Clients gather their features around the
+global classifier should recognise the anchors, and they should lie far apart. Clients pull their features toward the
 anchor of their class, on the unit sphere.
 
-One round (m participants, C classes, D features, the paper's L; |w| floats in the model):
+One round (m participants, C classes, D features (the paper's L), |w| floats in the model):
   1. The server trains its anchors for E_s steps (the paper: epochs): cross-entropy of the frozen global classifier
-     (L_ACE, Eq. 3) + α · closeness of the anchors (L_SEP, Eq. 4).
+     (L_ACE, Eq. 3) + α · separation of the anchors (L_SEP, Eq. 4).
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
   3. Each participant trains the model on cross-entropy (Eq. 9) + λ · contrast with the anchors (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
@@ -194,8 +194,8 @@ class SphereNet(Net):
 
 
 def build_sphere_net(data, args):
-    """SphereNet (with --no-sphere: Net) with random initial weights, on the device. Its extractor is the encoder psi and
-    the projector varphi.
+    """SphereNet (with --no-sphere: Net) with random initial weights, on the device. Its extractor is encoder psi and
+    projector varphi.
 
     The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512), and one linear layer each for the other two."""
@@ -245,14 +245,14 @@ SETTINGS = {
 
 def add_flags(group):
     group.add_argument("--lam", type=not_negative,
-                       help="λ in Eq. 10, weight of the compactness; 0: FedAvg on the sphere")
+                       help="λ in Eq. 10, weight of the compactness; 0: FedAvg with features of length 1")
     group.add_argument("--alpha", type=not_negative, help="α in Eq. 5, weight of the anchors' separation")
     group.add_argument("--tau", type=positive, help="τ in Eqs. 4 and 8, the temperature")
     group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")
     group.add_argument("--compactness", choices=["vmf", "l2"],
                        help="vmf: Eq. 8; l2: the distance to the anchor (Tables 4 and 5)")
     group.add_argument("--no-sphere", action="store_true",
-                       help="features keep their length; with --lam 0 this is FedAvg")
+                       help="do not scale features to length 1; with --lam 0 this is FedAvg")
 
 
 if __name__ == "__main__":

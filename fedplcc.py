@@ -2,15 +2,15 @@
 under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
-and the server clusters the clusters' means. New here: a prototype is weighted by its share of its class's images, so
-that a few outliers count little. And L_corr pulls a feature only to some prototypes of its class: the share φ with the
-largest similarity × weight.
+and the server clusters the clusters' means. FedPLCC adds two things. It weights a prototype by its share of its class's
+images, so that a few outliers count little. And L_corr pulls a feature only to some prototypes of its class: the share
+φ with the largest similarity × weight.
 
-One round (D features, |w| floats in the model):
-  1. The server sends the model and its G prototypes; in round 1 there are none.       |w| + G · (D + 1) floats to each
+One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
+  1. The server sends the model and its prototypes; in round 1 there are none.         |w| + G · (D + 1) floats to each
   2. Each participant trains the model on cross-entropy (Eq. 5) + λ1 · contrast between classes (L_contra, Eq. 6)
      + λ2 · attraction within the class (L_corr, Eq. 8).
-  3. It clusters its features (Eq. 9) and sends the model and J clusters' means and sizes.   |w| + J · (D + 1) floats
+  3. It clusters its features (Eq. 9). It sends the model, and each cluster's mean and size. |w| + J · (D + 1) floats
   4. The server averages the models, clusters the means (Eq. 10) and weights the prototypes (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
@@ -19,10 +19,9 @@ Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 10
 What we changed
   Eq. 5   is a mean over a batch, not a sum over the client's images, so our λ1 and λ2 may not be on the paper's scale.
 What the paper leaves open
-  E: we take epochs, as in Table I; Section IV also says iterations.
+  E counts epochs, as in Table I; Section IV says iterations once.
   τ: 0.07, though Section IV also calls 0.55 optimal.
-  Which pass of FINCH counts. A pass joins nearest neighbours into clusters; the next pass does the same with the
-  clusters' means. We keep the last pass with several clusters, as FedPLVM's code does, and weight the means by size.
+  Which pass of FINCH counts: we keep the last with several clusters, as FedPLVM's code does.
   Batches of 32, images of 64 pixels, the ResNet's first layer.
 Equations, deviations, published rows: .github/papers/fedplcc.md. Results: .github/results/README.md.
 

@@ -6,13 +6,13 @@ Every client keeps its own model, of any architecture. Clients share one vector 
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
 features toward the average of their class. So a class should end up in the same place in every client's feature space.
 
-One round (m participants, C classes, C_i of them at client i, D features):
+One round (m participants, C classes, C_i of them at client i, D features, the paper's K):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
   2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
      its class (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them, weighted by the counts (Eq. 3).
-Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
+Every client then classifies its test images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; eight architectures
 (--model htfe8; without it one small CNN, except on glyphs and fmnist).
@@ -21,7 +21,7 @@ What we changed
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
   Partition  deals class by class and skips clients that already hold an equal share of all images.
 What the paper leaves open
-  Initial weights: clients with the same architecture start from the same ones.
+  Initial weights: clients with the same extractor start from the same weights.
 Equations, deviations, published rows: .github/papers/fedproto.md. Results: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, under a minute
@@ -140,7 +140,7 @@ BASE = dict(                # from the paper's "Implementation Details", unless 
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper: as in HtFLlib (FedTGP's authors), a last, smaller batch is dropped
+    batches="full",         # not in the paper: HtFLlib (FedTGP's authors) drops the last incomplete batch
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,

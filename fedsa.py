@@ -8,24 +8,26 @@ their classifier on the anchors as well.
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its anchors.                                                     C · D floats to each
-  2. Each participant computes its margin d* (with Eq. 6) and trains its model on
-     cross-entropy + λ1 L_R + λ2 L_MCL + λ3 L_CC (Eqs. 5, 7-9).
+  2. Each participant computes the margin d* (with Eq. 6) and trains its model on cross-entropy + λ1 · distance to the
+     anchor of the class (L_R, Eq. 5) + λ2 · contrast by the margin (L_MCL, Eq. 7) + λ3 · the classifier's loss on the
+     anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them (Eq. 3) and moves its anchors slightly toward the averages (Eq. 10).
-Every client then classifies its held-out images by its classifier and by the nearest anchor; the paper does not
-say which it uses.
+Every client then classifies its test images by its classifier and by the nearest anchor; the paper does not say which
+it uses.
 
 Settings: cross-device, 10 of 100 clients in each of 1000 rounds, or cross-silo, all 20 (our default); E = 1 epoch in
 batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
 What we changed
-  Eqs. 5, 7  are computed per sample, not per class mean. Eq. 5 is a mean, so λ1 pulls C_i times weaker.
+  Eqs. 5, 7  are computed per sample, not per class mean.
+  Eq. 5      is a mean, not a sum over the client's classes, so the same λ1 pulls C_i times weaker.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
   Anchors    pass through an embedding layer that is never trained, as in the authors' code; the paper calls it
              trainable but gives no loss for it.
   Partition  deals class by class and skips clients that already hold an equal share of all images.
 What the paper leaves open
   Class means: those of the margin are taken before training, those of Eq. 3 after it.
-  Initial weights: clients with the same architecture start from the same ones.
+  Initial weights: clients with the same extractor start from the same weights.
 Equations, deviations, published rows: .github/papers/fedsa.md. Results: .github/results/README.md.
 
     python fedsa.py                                                              built-in glyphs, under a minute
@@ -213,7 +215,7 @@ BASE = dict(                # from the paper's "Implementation details", unless 
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper: drops a last, smaller batch, as the authors' code does
+    batches="full",         # not in the paper: drops the last incomplete batch, as the authors' code does
     lr=0.01,
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
@@ -236,7 +238,7 @@ def add_flags(group):
     group.add_argument("--lam-r", type=not_negative,
                        help="λ1 in Eq. 9, weight of the distance to the anchor")
     group.add_argument("--lam-mcl", type=not_negative,
-                       help="λ2 in Eq. 9, weight of the contrastive loss; else 0.01, or 1 for several architectures")
+                       help="λ2 in Eq. 9, weight of the contrastive loss; default: 0.01, several architectures: 1")
     group.add_argument("--lam-cc", type=not_negative,
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, how much of the old anchor is kept")

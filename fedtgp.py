@@ -5,14 +5,14 @@ FedProto averages the clients' prototypes. The averages lie closer together than
 client: the margin shrinks. So FedTGP's server trains its prototypes instead. Each client prototype should be nearer to
 the global prototype of its class than to any other, by a margin δ that the server computes anew in each round.
 
-One round (m participants, C classes, C_i of them at client i, D features):
+One round (m participants, C classes, C_i of them at client i, D features, the paper's K):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
   2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
      its class (Eq. 11).
   3. It sends its prototypes, the mean features of its classes (Eq. 2).                C_i · D floats
   4. The server computes δ, the largest distance between two class centres (plain means of the clients' prototypes), at
      most τ (Eq. 9). It trains its prototypes, the outputs of a small network F, for S epochs (Eq. 10).
-Every client then classifies its held-out images by the nearest prototype, as in the paper, and by its classifier.
+Every client then classifies its test images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
 eight architectures (--model htfe8; without it one small CNN, except on glyphs and fmnist).
@@ -22,7 +22,7 @@ What we changed
   Partition  deals class by class and skips clients that already hold an equal share of all images.
 What the paper leaves open
   The server's optimiser: plain SGD with the clients' learning rate, over shuffled batches of client prototypes.
-  Initial weights: clients with the same architecture start from the same ones.
+  Initial weights: clients with the same extractor start from the same weights.
 Equations, deviations, published rows: .github/papers/fedtgp.md. Results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, under a minute
@@ -224,7 +224,7 @@ BASE = dict(                # from the paper's "Implementation Details", unless 
     rounds=1000,
     local_epochs=1,
     batch_size=10,
-    batches="full",         # not in the paper: as in HtFLlib (the authors' library), a last, smaller batch is dropped
+    batches="full",         # not in the paper: HtFLlib (the authors' library) drops the last incomplete batch
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
