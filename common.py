@@ -6,12 +6,14 @@
 
 Part I is enough to understand a method's rounds. What `main` needs to know of Run, which is in Part III:
 
-    run = Run(args, modules=[...])   modules: every network that lasts over rounds, the clients' and the server's
-    state = run.resume(state)        state: every tensor that lasts over rounds; --resume loads both
+    run = Run(args, modules=[...])   modules: every network that is kept from round to round, the clients' and the server's
+    state = run.resume(state)        state: every tensor that is kept from round to round; --resume loads both
     for t in run.rounds():           t = 1, 2, ..., --rounds
         ...                          client_update runs in threads, so it may change client.net and nothing else
         run.report(t, ...)           ends the round: a row of log.csv and a printed line
         run.checkpoint(t, state)     comes after report, because it saves the log as well
+
+A number that clients learn is an nn.Parameter of client.net, set before Run: so it is trained and saved.
 
 Shapes: N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
 """
@@ -912,7 +914,7 @@ class Run:
         scores: {name: accuracy in %}, or {} in a round without evaluation; they become columns acc_<name>. The final
         tables show "classifier", "prototype", "anchor" and "test"; curves.png shows all.
         losses: the clients', [tensor]; up, down: how many floats all clients sent and received; extra: further
-        columns, which curves.png shows if their names end in "loss"."""
+        columns, numbers or detached tensors, which curves.png shows if their names end in "loss"."""
         losses = torch.stack(losses)
         if not losses.isfinite().all():
             sys.exit(f"round {t}: a client's loss is not finite; try a smaller --lr (now {self.args.lr:g}) or λ")
@@ -1422,7 +1424,10 @@ def parse(script, description, settings, add_flags, words=None):
     # Parse twice: the first pass finds which defaults apply, the second uses them. --help waits for the second.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     if first.resume is None:
-        defaults = dict(preset(first, settings), script=script)
+        defaults = preset(first, settings) | {"script": script}
+        for name in preset(first, settings):
+            if not hasattr(first, name):
+                fail(f"{name} in SETTINGS: no such flag")
         # only one flag of these pairs may be set: if one is typed, the preset of the other goes
         for pair in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
             if any(getattr(first, name) for name in pair):

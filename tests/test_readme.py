@@ -11,14 +11,15 @@ import sys
 import pytest
 
 import common
-from conftest import PERSONAL, ROOT, SMALL, arguments, every_script
+from conftest import PERSONAL, ROOT, SMALL, arguments
 
 GITHUB = ROOT / ".github"
 PAGES = {}   # {path: text}
 for page in [ROOT / "README.md", *sorted(GITHUB.rglob("*.md"))]:
     PAGES[str(page.relative_to(ROOT))] = page.read_text()
-PAPERS = {script: PAGES[f".github/papers/{script}.md"] for script in SMALL}
 EQUATIONS = {"fedproto": 4, "fedtgp": 11, "fedsa": 10, "fedlsa": 10, "fedplcc": 11, "fedfm": 11}
+PAPERS = {script: PAGES[f".github/papers/{script}.md"] for script in EQUATIONS}
+every_paper = pytest.mark.parametrize("script", EQUATIONS)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -118,7 +119,7 @@ def test_the_seventh_method(tmp_path, run, monkeypatch):
     assert contrast[-1]["loss"] > plain[-1]["loss"] + 0.1
 
 
-@every_script
+@every_paper
 def test_equations_of_a_paper_page(script):
     """Catches: an equation without its line, a function that does not cite it, no reason why it is no code."""
     found = []
@@ -134,7 +135,7 @@ def test_equations_of_a_paper_page(script):
     assert sorted(found) == list(range(1, EQUATIONS[script] + 1))
 
 
-@every_script
+@every_paper
 def test_names_on_a_paper_page(script):
     """Catches: a function or a flag that does not exist."""
     for module, name in re.findall(r"`(fed\w+|common)\.(?!py)(\w+)`", PAPERS[script]):
@@ -146,7 +147,7 @@ def test_names_on_a_paper_page(script):
                 assert f'"{flag}"' in source, f"{flag}: {line}"
 
 
-@every_script
+@every_paper
 def test_published_rows(script):
     """Catches: a row without its number, a row's command with another number of clients or classes than its paper's."""
     rows = re.findall(rf"^\| `python {script}\.py (.*?)` \| .*?\d\.\d", PAPERS[script], re.M)

@@ -113,7 +113,9 @@ def test_a_method_learns(script, run, monkeypatch):
              "--model cnn4 --batch-size 10 --momentum 0.9 --local-epochs 3 --rounds 3 --eval-every 9 --no-plots")
     if script == "fedfm":
         words += " --lam 5"  # with 50 so small batches diverge
-    kind = {"fedproto": "prototype", "fedtgp": "prototype", "fedsa": "classifier"}.get(script, "plain")
+    kind = "plain"  # the domain
+    if script in PERSONAL:
+        kind = "classifier" if script == "fedsa" else "prototype"
     accuracy = run(script, words).rows[-1][f"acc_{kind}"]
     assert accuracy > 60  # chance is 10
     if script in PERSONAL:
@@ -197,6 +199,13 @@ def test_bad_input_is_one_line_and_status_2(words, says, run, tmp_path, capsys):
     assert stop.value.code == 2 and error.count("\n") == 1
     assert says in error and flag in error
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_setting_without_a_flag_is_named(capsys):
+    """Catches: round=10 in a new script's settings, which would run 1000 rounds."""
+    with pytest.raises(SystemExit):
+        common.parse("mine", "mine", {"default": dict(clients=4, round=10)}, lambda group: None, [])
+    assert "round in SETTINGS: no such flag" in capsys.readouterr().err
 
 
 def test_fedfm_says_that_it_is_fedavg(capsys):

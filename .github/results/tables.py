@@ -120,68 +120,72 @@ def show(name, head, rows):
 
 # the tables
 
-ARCHITECTURES = {
-    "fedproto-off": "four: `fedproto.py --lam 0`, no guidance",
-    "fedproto": "`fedproto.py`",
-    "fedtgp": "`fedtgp.py`",
-    "fedsa": "`fedsa.py`",
-    "fedproto-mse": "`fedproto.py --distance mse --lam 10`",
-    "fedtgp-mse": "`fedtgp.py --distance mse --lam 10 --margin-rule nearest`",
-    "fedproto-mse-eight": "eight: `fedproto.py --distance mse --lam 10`",
-    "fedtgp-mse-eight": "`fedtgp.py --distance mse --lam 10 --margin-rule nearest`",
+ARCHITECTURES = {  # run: number of architectures, command
+    "fedproto-off": ("four", "`fedproto.py --lam 0`: no guidance"),
+    "fedproto": ("four", "`fedproto.py`"),
+    "fedtgp": ("four", "`fedtgp.py`"),
+    "fedsa": ("four", "`fedsa.py`"),
+    "fedproto-mse": ("four", "`fedproto.py --distance mse --lam 10`"),
+    "fedtgp-mse": ("four", "`fedtgp.py --distance mse --lam 10 --margin-rule nearest`"),
+    "fedproto-off-eight": ("eight", "`fedproto.py --lam 0`: no guidance"),
+    "fedproto-mse-eight": ("eight", "`fedproto.py --distance mse --lam 10`"),
+    "fedtgp-mse-eight": ("eight", "`fedtgp.py --distance mse --lam 10 --margin-rule nearest`"),
 }
 FEDPROTO_OF = {"fedtgp": "fedproto", "fedsa": "fedproto", "fedtgp-mse": "fedproto-mse", "fedtgp-mse-eight": "fedproto-mse-eight"}
+COMPARED = [  # runs that are compared in the last round that all of them have
+    ["fedproto-off", "fedproto", "fedtgp", "fedsa"],
+    ["fedproto-mse", "fedtgp-mse"],
+    ["fedproto-off-eight"],
+    ["fedproto-mse-eight", "fedtgp-mse-eight"],
+]
 
 
 def read_architectures():
-    """-> {run: {round: row}} of seed 0."""
-    return {name: seeds[0] for name, seeds in read("cifar10-architectures").items()}
-
-
-def last_common(runs):
-    """The last round that was tested in all of these runs."""
-    return max(set.intersection(*[set(rounds) for rounds in runs]))
+    """-> {run: {round: row}} of seed 0, and {run: the round in which it is compared}."""
+    runs = {name: seeds[0] for name, seeds in read("cifar10-architectures").items()}
+    round_of = {}
+    for group in COMPARED:
+        common = set.intersection(*[set(runs[name]) for name in group])
+        for name in group:
+            round_of[name] = max(common)
+    return runs, round_of
 
 
 def architectures():
-    runs = read_architectures()
-    off = runs["fedproto-off"]
-    groups = [["fedproto-off", "fedproto", "fedtgp", "fedsa"], ["fedproto-mse", "fedtgp-mse"], ["fedproto-mse-eight", "fedtgp-mse-eight"]]
-    round_of = {}
-    for group in groups:
-        for name in group:
-            round_of[name] = last_common([runs[other] for other in group])
-    rows = [["always the most frequent class", "", number(off[2]["most_frequent"])] + [""] * 6]
-    for name, command in ARCHITECTURES.items():
+    runs, round_of = read_architectures()
+    rows = [["", "always the most frequent class", "", number(runs["fedproto-off"][2]["most_frequent"])] + [""] * 6]
+    for name, (architectures, command) in ARCHITECTURES.items():
         t = round_of[name]
         row = runs[name][t]
-        cells = [command, str(t), number(row["classifier"]), number(row["prototype"])]
+        cells = [architectures, command, str(t), number(row["classifier"]), number(row["prototype"])]
         if name in FEDPROTO_OF:
             base = runs[FEDPROTO_OF[name]][t]
             cells.append(number(better(row) - better(base)))
             cells.append(number(row["prototype"] - base["prototype"]))
         else:
             cells += ["", ""]
-        cells.append(number(better(row) - better(off[t])) if round_of[name] == round_of["fedproto-off"] and name != "fedproto-off" else "")
+        off = runs["fedproto-off-eight" if architectures == "eight" else "fedproto-off"]
+        cells.append(number(better(row) - better(off[t])) if t in off and "off" not in name else "")
         if "server_loss" in row:
             cells += [number(row["margin"]), f"{number(row['server_loss'])} / {number(row['last_batch_loss'])}"]
         else:
             cells += ["", ""]
         rows.append(cells)
-    show("architectures", ["architectures and command", "round", "by classifier", "by prototype or anchor", "lead over FedProto, better prediction",
-                           "lead by prototype or anchor", "lead over no guidance, better prediction", "margin δ",
-                           "server's loss: mean / last batch"], rows)
+    show("architectures", ["architectures", "command", "round", "by classifier", "by prototype or anchor",
+                           "lead over FedProto, better prediction", "lead by prototype or anchor",
+                           "lead over no guidance, better prediction", "margin δ", "server's loss: mean / last batch"], rows)
 
     tested = [2, 4, 6, 8, 10, 12]
     rows = []
-    for name, command in ARCHITECTURES.items():
-        rows.append([command] + [number(runs[name][t]["prototype"]) if t in runs[name] else "" for t in tested])
-    show("architectures-rounds", ["by prototype or anchor"] + [f"round {t}" for t in tested], rows)
+    for name, (architectures, command) in ARCHITECTURES.items():
+        accuracies = [number(runs[name][t]["prototype"]) if t in runs[name] else "" for t in tested]
+        rows.append([architectures, command] + accuracies)
+    show("architectures-rounds", ["architectures", "by prototype or anchor"] + [f"round {t}" for t in tested], rows)
 
 
 def prototypes_of_fedproto():
     """FedProto with other class means and another mean at the server, in two codes on the same clients."""
-    runs = read_architectures()
+    runs, _ = read_architectures()
     rows = []
     for title, ours, theirs in [
             ("FedProto: weighted by class counts, means from after training (ours)", "fedproto-mse", "htfllib-fedproto-weighted-after"),
@@ -353,14 +357,13 @@ def other_settings():
 
 
 def readme():
-    runs = read_architectures()
+    runs, round_of = read_architectures()
     device, lsa, plcc = read("cifar10-cross-device"), read("office-fedlsa"), read("office-fedplcc")
 
     fm = read("cifar10-fedfm")["fedfm"][0]
 
     def architectures_row(title, published, one):
-        ours, base = runs[one], runs[FEDPROTO_OF[one]]
-        t = last_common([ours, base])
+        ours, base, t = runs[one], runs[FEDPROTO_OF[one]], round_of[one]
         lead_of_better = number(better(ours[t]) - better(base[t]))
         lead_by_prototype = number(ours[t]["prototype"] - base[t]["prototype"])
         return [title, published, lead_of_better, lead_by_prototype, f"too early: round {t} of 1000"]
