@@ -135,8 +135,7 @@ FEDPROTO_OF = {"fedtgp": "fedproto", "fedsa": "fedproto", "fedtgp-mse": "fedprot
 COMPARED = [  # runs that are compared in the last round that all of them have
     ["fedproto-off", "fedproto", "fedtgp", "fedsa"],
     ["fedproto-mse", "fedtgp-mse"],
-    ["fedproto-off-eight"],
-    ["fedproto-mse-eight", "fedtgp-mse-eight"],
+    ["fedproto-off-eight", "fedproto-mse-eight", "fedtgp-mse-eight"],
 ]
 
 
