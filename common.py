@@ -6,8 +6,8 @@
 
 Part I is enough to understand a method's rounds. What `main` needs to know of Run, which is in Part III:
 
-    run = Run(args, modules=[...])   modules: every network that is kept from round to round, the clients' and the server's
-    state = run.resume(state)        state: every tensor that is kept from round to round; --resume loads both
+    run = Run(args, modules=[...])   modules: every network kept from round to round, the clients' and the server's
+    state = run.resume(state)        state: every tensor kept from round to round; --resume loads both
     for t in run.rounds():           t = 1, 2, ..., --rounds
         ...                          client_update runs in threads, so it may change client.net and nothing else
         run.report(t, ...)           ends the round: a row of log.csv and a printed line

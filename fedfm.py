@@ -96,7 +96,7 @@ def fedfm_round(net, chosen, anchors, t, args):
     up = len(chosen) * model_size(net)
     down = len(chosen) * model_size(net)
     if matching:
-        local_means, counts = local_class_means(chosen, args)                                  # Eq. 8
+        local_means, counts = local_class_means(chosen, args)                              # Eq. 8
         anchors = new_anchors(local_means, counts, anchors, args.aggregate)                # Eq. 9
         up += floats_sent(counts, args)
         down += len(chosen) * anchors.known.sum() * args.feature_dim
@@ -249,7 +249,7 @@ def lite_round(net, clients, chosen, anchors, t, args):
         up += len(chosen) * model_size(net)
         net.load_state_dict(average_of(uploads, chosen))                                   # Eq. 11
     if next_round_matches:
-        local_means, counts = local_class_means(chosen, args)                                  # Eq. 8
+        local_means, counts = local_class_means(chosen, args)                              # Eq. 8
         up += floats_sent(counts, args)
         anchors = new_anchors(local_means, counts, anchors, args.aggregate)                # Eq. 9
     return anchors, uploads, up, down

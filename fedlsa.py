@@ -135,7 +135,7 @@ def l2_distance(h, y, anchors):
 class AnchorNet(nn.Module):
     """A = nor(Θ(R)) -> (C, D). R (C, I) and the two layers of Θ are trained; I is the size of the encoder's output.
 
-    The standard normal R, the ReLU and the hidden width I are our choices."""
+    In the paper A = Θ(R), without nor. The standard normal R, the ReLU and the hidden width I are our choices."""
 
     def __init__(self, C, I, D):
         super().__init__()

@@ -6,7 +6,7 @@ Every client keeps its own model, of any architecture. Clients share one vector 
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
 features toward the average of their class. So a class should end up in the same place in every client's feature space.
 
-One round (m participants, C classes, C_i of them at client i, D features, the paper's K):
+One round (m participants, C classes, C_i of them at client i, D features (the paper's K)):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
   2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
      its class (Eq. 4).

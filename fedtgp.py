@@ -5,7 +5,7 @@ FedProto averages the clients' prototypes. The averages lie closer together than
 client: the margin shrinks. So FedTGP's server trains its prototypes instead. Each client prototype should be nearer to
 the global prototype of its class than to any other, by a margin δ that the server computes anew in each round.
 
-One round (m participants, C classes, C_i of them at client i, D features, the paper's K):
+One round (m participants, C classes, C_i of them at client i, D features (the paper's K)):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
   2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
      its class (Eq. 11).

@@ -1,6 +1,6 @@
 """The rounds of the six scripts: `main` runs as it is on a few small images, and the tests recompute what clients are
-given, what the server makes of their uploads, what travels and what is tested. Below: workers, a
-client's training, and which images clients and server have."""
+given, what the server makes of their uploads, what travels and what is tested. Below: workers, a client's training, and
+which images clients and server have."""
 
 import copy
 import functools

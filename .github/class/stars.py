@@ -1,5 +1,5 @@
-"""Exercise 4: how far apart the server's vectors are, and how far features are from them. Training is unchanged; the last
-round prints two more numbers.
+"""Exercise 4: how far apart the server's vectors are, and how far features are from them. Training is unchanged; the
+last round prints two more numbers.
 
     python .github/class/stars.py fedtgp.py
 """
