@@ -225,9 +225,9 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper tried two values each for α, λ and τ. All it says about the choice is that a small λ does worse on office.
-# Digits and data without domains get the first of each, the others the second. Domain fractions are those of FPL's
-# code, on PACS those of a later benchmark by its authors.
+# The paper names two values each for α, λ and τ, but not which data set has which. A small λ does worse on office; on
+# digits α and λ hardly matter. Digits and data without domains get the first of each, the others the second. Domain
+# fractions are those of FPL's code, on PACS those of a later benchmark by its authors.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {

@@ -202,7 +202,7 @@ def global_prototypes(clusters, uniform_weights):
 
 
 def prototype_weights(sizes, labels):
-    """Eq. 11: W_g, the share of a prototype's images in those of its class. sizes (G,), labels (G,) -> (G,)."""
+    """Eq. 11: W_g, the share of its class's images that a prototype stands for. sizes (G,), labels (G,) -> (G,)."""
     images_of_class = torch.bincount(labels, weights=sizes)           # (C,)
     return sizes / images_of_class[labels]
 

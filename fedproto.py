@@ -14,8 +14,8 @@ One round (m participants, C classes, C_i of them at client i, D features (the p
   4. The server averages them, weighted by the counts (Eq. 3).
 Every client then classifies its test images by the nearest prototype, as in the paper, and by its classifier.
 
-Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; eight architectures
-(--model htfe8; without it one small CNN, except on glyphs and fmnist).
+Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; eight architectures:
+--model htfe8. Our default is one small CNN for all, and eight small CNNs on glyphs and fmnist.
 What we changed
   Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.

@@ -20,7 +20,7 @@ Settings: cross-device, 10 of 100 clients in each of 1000 rounds, or cross-silo,
 batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
 What we changed
   Eqs. 5, 7  are computed per sample, not per class mean.
-  Eq. 5      is a mean, not a sum over the client's classes, so the same λ1 pulls C_i times weaker.
+  Eq. 5      is a mean over samples, not a sum over classes: the same λ1 pulls less, above all on rare classes.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
   Anchors    pass through an embedding layer that is never trained, as in the authors' code; the paper calls it
              trainable but gives no loss for it.

@@ -15,7 +15,7 @@ One round (m participants, C classes, C_i of them at client i, D features (the p
 Every client then classifies its test images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
-eight architectures (--model htfe8; without it one small CNN, except on glyphs and fmnist).
+eight architectures: --model htfe8. Our default is one small CNN for all, and eight small CNNs on glyphs and fmnist.
 What we changed
   Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 10     is a mean over a batch, not a sum.
