@@ -33,7 +33,8 @@ def test_pages_have_the_printed_tables(monkeypatch, capsys):
 
 
 def test_runs_csv_names_exactly_the_runs_of_the_data():
-    """Catches: a run without its command or commit, a command without its run, a run that is stored twice."""
+    """Catches: a run without its command or commit, a command without its run, a run that is stored twice,
+    a remark with a comma and no quotation marks."""
     in_data = set()
     for file in RESULTS.glob("*.csv"):
         if file.name == "runs.csv":
@@ -45,6 +46,7 @@ def test_runs_csv_names_exactly_the_runs_of_the_data():
     assert len(named) == len(set(named))
     assert set(named) == in_data
     for row in rows_of("runs.csv"):
+        assert None not in row, f"a comma too many: {row}"
         ours = row["command"].startswith("python ") and re.fullmatch("[0-9a-f]{7,}", row["commit"])
         assert ours or "github.com" in row["command"], row
 
