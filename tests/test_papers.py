@@ -1,19 +1,14 @@
-"""The value of every flag for each script and data set. Where a value stands in its paper is said beside SETTINGS."""
+"""What each script presets for each data set. Where a value stands in its paper is said beside SETTINGS."""
 
 import pytest
 
 import common, fedfm, fedsa
 from conftest import arguments
 
-SHARED = dict(  # unless a script below says otherwise
-    participation=1.0, beta=0.1, classes_per_client=2, missing=1, dominant_share=0.46, domain_clients=None,
-    domain_fraction=None, images_per_class=None, subset=1.0, image_size=None, small_stem=False, batches="all",
-    seed=0, trials=1, eval_every=1, checkpoint_every=10)
-
 # one model for each client
 FEDPROTO = dict(
-    SHARED, clients=20, partition="dirichlet", model="cnn4", feature_dim=512, rounds=1000, local_epochs=1,
-    batch_size=10, batches="full", lr=0.01, momentum=0.0, weight_decay=0.0, lam=0.1, distance="euclidean")
+    clients=20, participation=1.0, partition="dirichlet", beta=0.1, model="cnn4", feature_dim=512, rounds=1000,
+    local_epochs=1, batch_size=10, batches="full", lr=0.01, momentum=0.0, weight_decay=0.0, lam=0.1, distance="euclidean")
 FEDTGP = dict(FEDPROTO, margin_rule="pairwise", tau=100, server_epochs=100, no_mlp=False)
 FEDSA = dict(FEDPROTO, lam_r=0.1, lam_mcl=None, lam_cc=1, alpha=0.9999, projection="mlp")
 del FEDSA["lam"]
@@ -22,7 +17,7 @@ OWN_GLYPHS = dict(
     checkpoint_every=0)
 
 # one model for all
-ONE_MODEL = dict(SHARED, clients=None, partition="domain", lr=0.01, momentum=0.9, weight_decay=1e-5)
+ONE_MODEL = dict(clients=None, participation=1.0, partition="domain", lr=0.01, momentum=0.9, weight_decay=1e-5)
 FEDLSA = dict(
     ONE_MODEL, model="cnn4", feature_dim=128, rounds=100, local_epochs=5, batch_size=64, server_steps=500,
     compactness="vmf", no_sphere=False)
@@ -30,11 +25,12 @@ LSA_DIGITS = dict(FEDLSA, alpha=0.02, lam=0.1, tau=0.1)
 LSA_OFFICE = dict(FEDLSA, alpha=0.4, lam=0.7, tau=0.2)
 FEDPLCC = dict(
     ONE_MODEL, image_size=64, model="resnet10", feature_dim=512, rounds=50, local_epochs=10, batch_size=32,
-    images_per_class=30, lam_contra=1, lam_corr=None, phi=0.5, tau=0.07, alpha=0.5, uniform_weights=False)
+    images_per_class=30, lam_contra=1, lam_corr=None, phi=0.5, tau=0.07, alpha=0.5, uniform_weights=False,
+    small_stem=False)
 PLCC_FOLDER = dict(FEDPLCC, images_per_class=None, image_size=None)
 FEDFM = dict(
-    ONE_MODEL, clients=10, partition="dirichlet", beta=0.5, model="resnet18", feature_dim=512, rounds=100,
-    local_epochs=10, batch_size=64, validation=0.2, lam=50, warmup=20, match="cg", temperature=0.1,
+    ONE_MODEL, clients=10, partition="dirichlet", beta=0.5, dominant_share=0.46, model="resnet18", feature_dim=512,
+    rounds=100, local_epochs=10, batch_size=64, validation=0.2, lam=50, warmup=20, match="cg", temperature=0.1,
     aggregate="weighted", lite=False, model_every=1, prox=0, augment=False)
 FM_DOMAINS = dict(FEDFM, clients=None, partition="domain", model="resnet10", rounds=50, batch_size=32, warmup=0)
 ONE_GLYPHS = dict(images_per_class=20, local_epochs=5, batch_size=32, checkpoint_every=0)
@@ -74,9 +70,11 @@ def test_settings(script, dataset, tmp_path):
     for folder in "one/train", "one/test", "several/photo", "several/sketch":
         (tmp_path / folder).mkdir(parents=True)
     found = vars(arguments(script, "--dataset", dataset, "--data", tmp_path))
-    for name in "script", "dataset", "data", "device", "workers", "resume", "out", "name", "no_plots":
-        del found[name]
-    assert found == EXPECTED[script, dataset]
+    want = EXPECTED[script, dataset]
+    assert {name: found[name] for name in want} == want
+    settings = __import__(script).SETTINGS
+    preset = settings.get(dataset) or settings.get("domains" if dataset == "several" else "default", settings["default"])
+    assert set(preset) <= set(want)
 
 
 def test_fedsa_eq9_lambda_2():

@@ -219,11 +219,9 @@ def test_compare_png():
         logs[seed] = {
             "acc_classifier": np.array([math.nan, 50, 60 + seed]),
             "acc_prototype": np.array([41, 42, 43]),
-            "acc_most_frequent": np.full(3, 30 + seed),
         }
     left, right = common.plot_comparison("glyphs", {"mine": logs}).axes
     assert left.get_title() == "clients' own models, by classifier"
     assert right.get_title() == "clients' own models, by prototype"
-    curve, most_frequent = left.lines
+    curve, = left.lines
     assert curve.get_xydata().tolist() == [[2, 50], [3, 61]]
-    assert most_frequent.get_ydata()[0] == 31

@@ -61,13 +61,6 @@ def test_every_command_parses(place, command):
         arguments(script, *words)
 
 
-def test_quick_start_runs_then_tests():
-    """Catches: a block of output among the quick start's two, which .ci/run would execute."""
-    quick_start = PAGES["README.md"].split("## Quick start")[1].split("\n## ")[0]
-    first, second = re.findall(r"^```.*?\n(.*?)^```", quick_start, re.M | re.S)
-    assert "fedproto.py" in first and "pytest" in second
-
-
 def test_the_round_in_code_is_that_of_fedproto():
     """Catches: a line of the README's round that fedproto.py does not have, or has elsewhere."""
     block = re.search(r"```python\n(.*?)```", PAGES["README.md"], re.S)[1]

@@ -25,7 +25,6 @@ def test_a_run_leaves_its_folder(script, run, monkeypatch):
     pictures = {"partition.png", "curves.png", "features.png", "margins.png"}
     assert {path.name for path in drawn.folder.iterdir()} == files | pictures | {"checkpoint.pt"}
     assert numbers(plain.folder) == numbers(drawn.folder) != numbers(run(script, SMALL[script], "--seed 1").folder)
-    assert all(weights.grad is None for weights in plain.modules[0].parameters())  # they would double the memory
 
 
 @every_script
@@ -44,10 +43,11 @@ def test_a_run_prints_its_log(script, run):
         assert f"up {row['up']:,.0f}  down {row['down']:,.0f}  {row['seconds']:.2f} s  left " in line
     for kind in kinds:
         judge = "acc_validation" if script == "fedfm" else f"acc_{kind}"
-        best = max(rows, key=lambda row: row[judge])[f"acc_{kind}"]
+        top = max(rows, key=lambda row: row[judge])
+        best = top[f"acc_{kind}"]
         final = rows[-1][f"acc_{kind}"]
         assert one.results[0][f"best by {kind}"] == best and one.results[0][f"final by {kind}"] == final
-        assert f"by {kind}: final {final:.2f} %, best {best:.2f} %" in one.text
+        assert f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {top['round']:.0f}" in one.text
     up = sum(row["up"] for row in rows)
     down = sum(row["down"] for row in rows)
     assert f"traffic: {up:,.0f} floats up, {down:,.0f} down" in one.text
@@ -155,7 +155,7 @@ def test_help_shows_what_a_run_would_use(script, capsys):
     assert "(default: None)" not in text and "(default: False)" not in text
 
 
-BAD = {  # what the line says: command lines
+BAD = {  # what the line says: command lines, in which the last flag is the bad one
     "(0, 1]": ["--participation 0", "--participation 1.5", "fedplcc --phi 0"],
     "[0, 1]": ["--momentum 1.5", "fedfm --validation -0.1", "fedsa --alpha 2"],
     "finite": ["--lr nan", "--lr inf", "--lam nan", "--lam inf", "--weight-decay -1"],
@@ -206,12 +206,6 @@ def test_a_setting_without_a_flag_is_named(capsys):
     with pytest.raises(SystemExit):
         common.parse("mine", "mine", {"default": dict(clients=4, round=10)}, lambda group: None, [])
     assert "round in SETTINGS: no such flag" in capsys.readouterr().err
-
-
-def test_fedfm_says_that_it_is_fedavg(capsys):
-    """Catches: a run of FedFM-Lite that ends before it matches, and nothing says so."""
-    fedfm.check(SimpleNamespace(lam=50, rounds=1, warmup=0, lite=True, model_every=1))
-    assert "matching begins in round 2" in capsys.readouterr().out
 
 
 def test_a_gpu_that_cannot_be_used(monkeypatch, capsys):
