@@ -1,4 +1,4 @@
-"""Exercise 8: the nearest prototype by angle instead of by distance. Training is unchanged; only the accuracy by
+"""Exercise 7: the nearest prototype by angle instead of by distance. Training is unchanged; only the accuracy by
 prototype changes.
 
     python .github/class/cosine.py fedproto.py
