@@ -30,7 +30,7 @@ def picture(path, colour=(200, 10, 10), mode="RGB"):
 
 
 def test_glyphs_are_as_they_were():
-    """Catches: other test images; thicker strokes, another contrast, more noise, all of which move every accuracy."""
+    """A change of strokes, contrast, noise or test images would move every accuracy."""
     data = load("", "glyphs")
     i = torch.arange(8000)
     assert torch.equal(data.y, i % 10)
@@ -45,7 +45,7 @@ def test_glyphs_are_as_they_were():
 
 
 def test_glyphs_lean_as_they_did():
-    """Catches: digits sheared or turned the other way, draws in another order or by torch's own generator."""
+    """Every digit keeps its slant, whatever torch's own seed is."""
     torch.manual_seed(1)
     lean = []
     for one in common.draw_domain("plain", 100)[1:81:10, 0]:
@@ -57,7 +57,7 @@ def test_glyphs_lean_as_they_did():
 
 
 def test_a_subset_is_drawn_by_the_seed(monkeypatch):
-    """Catches: the first images instead of random ones, labels or test marks of other images."""
+    """Labels, domains and test marks go with the drawn images."""
     i = torch.arange(200)
     monkeypatch.setattr(common, "glyphs", lambda size: common.Dataset(i, i + 1, i + 2, i + 3, [], []))
     data = load("", "glyphs", subset=0.1)
@@ -70,7 +70,7 @@ def test_a_subset_is_drawn_by_the_seed(monkeypatch):
 
 
 def test_a_folder_is_read_resized_and_converted(tmp_path):
-    """Catches: a grey or transparent image, a text file, an empty folder or a name like "test" that stops it."""
+    """Grey and transparent images load, other files are skipped, and a data set may be named "test"."""
     root = tmp_path / "test"
     picture(root / "train" / "b" / "1.png")
     picture(root / "train" / "a" / "grey.PNG", mode="L")
@@ -89,7 +89,7 @@ def test_a_folder_is_read_resized_and_converted(tmp_path):
 
 @pytest.mark.parametrize("name", sorted(set(PIXELS) - set(common.TORCHVISION)))
 def test_images_are_reduced_to_the_size_of_their_data_set(name, tmp_path):
-    """Catches: another size or filter; rows and columns or colours exchanged."""
+    """The filter is bilinear; rows, columns and colours keep their order."""
     folder = tmp_path / name / "train" / "a"
     folder.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(256, size=(200, 200, 3), dtype=np.uint8)
@@ -100,7 +100,7 @@ def test_images_are_reduced_to_the_size_of_their_data_set(name, tmp_path):
 
 
 def test_check_of_a_folder(tmp_path, monkeypatch, capsys):
-    """Catches: the class's check.py failing, or not seeing a class that a domain lacks."""
+    """check.py finds the class that a domain lacks."""
     picture(tmp_path / "set" / "photo" / "cat" / "1.png")
     picture(tmp_path / "set" / "sketch" / "dog" / "1.png")
     monkeypatch.setattr(sys, "argv", ["check.py", "set", "16", str(tmp_path)])
@@ -109,7 +109,7 @@ def test_check_of_a_folder(tmp_path, monkeypatch, capsys):
 
 
 def test_domains_with_and_without_train_and_test(tmp_path):
-    """Catches: test images that change with the seed, a domain numbered as another, hidden folders read as domains."""
+    """Two of ten files are test images, for every seed. Hidden folders are no domains."""
     for n in range(40):
         picture(tmp_path / "set" / "photo" / "cat" / f"{n}.png")
         picture(tmp_path / "set" / "sketch" / ("train" if n < 30 else "test") / "dog" / f"{n}.png")
@@ -125,7 +125,7 @@ def test_domains_with_and_without_train_and_test(tmp_path):
 
 @pytest.mark.parametrize("name", ["test", "validation"])
 def test_a_division_of_images_is_not_taken_for_domains(name, tmp_path):
-    """Catches: test/ or validation/ read as a domain, and trained on."""
+    """A test/ or validation/ without train/ stops the run."""
     picture(tmp_path / "mine" / "training" / "a" / "1.png")
     picture(tmp_path / "mine" / name / "a" / "2.png")
     with pytest.raises(SystemExit, match=f"{name}/ is there, but no train/"):
@@ -136,7 +136,7 @@ def test_a_division_of_images_is_not_taken_for_domains(name, tmp_path):
 
 
 def test_the_test_images_of_pacs(tmp_path):
-    """Catches: another share than FedLSA's Table 3 fits, the same places in each domain, the split of other data."""
+    """30 % of each PACS domain (this fits FedLSA's Table 3), drawn at random, the same for every seed."""
     assert sum(common.test_images("pacs", "art_painting", 2048)) == 615
     photo = common.test_images("pacs", "photo", 21)
     assert photo != common.test_images("pacs", "sketch", 21)
@@ -146,7 +146,7 @@ def test_the_test_images_of_pacs(tmp_path):
 
 
 def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
-    """Catches: old images, decoding in every run, a cache kept for each change, a traceback where it is damaged."""
+    """A damaged cache is redone as well; caches do not pile up."""
     one, two = tmp_path / "s" / "train" / "a" / "1.png", tmp_path / "s" / "test" / "b" / "2.png"
     picture(one)
     load(tmp_path, "s")
@@ -164,7 +164,7 @@ def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
 
 
 def test_a_folder_that_cannot_be_written_to_has_no_cache(tmp_path, monkeypatch):
-    """Catches: a traceback where a course's folder is read-only for its students."""
+    """A course's folder may be read-only for its students."""
     picture(tmp_path / "s" / "train" / "a" / "1.png")
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     assert len(load(tmp_path, "s").y) == 1
@@ -172,7 +172,6 @@ def test_a_folder_that_cannot_be_written_to_has_no_cache(tmp_path, monkeypatch):
 
 
 def test_an_undecodable_file_is_named_and_nothing_cached(tmp_path):
-    """Catches: a traceback without the file's name, a grey image in its place, half a cache that is used next time."""
     path = tmp_path / "s" / "train" / "a" / "2.png"
     picture(path.with_name("1.png"))
     Image.effect_noise((500, 500), 100).save(path)
@@ -186,7 +185,6 @@ def test_an_undecodable_file_is_named_and_nothing_cached(tmp_path):
 
 @pytest.mark.parametrize("name", ["absent", "empty", "flat"])
 def test_missing_data_says_where_and_what(name, tmp_path):
-    """Catches: a traceback for a student who has no data yet, or classes without train/ and test/."""
     (tmp_path / "empty" / "train" / "a").mkdir(parents=True)
     picture(tmp_path / "flat" / "cat" / "1.png")
     with pytest.raises(SystemExit) as stop:
@@ -196,7 +194,7 @@ def test_missing_data_says_where_and_what(name, tmp_path):
 
 
 def test_one_global_model_needs_test_images(tmp_path, run):
-    """Catches: a run that ends without any accuracy."""
+    """Without them the run stops before it makes a folder."""
     for n in range(8):
         picture(tmp_path / "s" / "train" / str(n % 2) / f"{n}.png")
     with pytest.raises(SystemExit, match="test images"):
@@ -205,7 +203,6 @@ def test_one_global_model_needs_test_images(tmp_path, run):
 
 
 def test_a_download_that_fails_is_explained(tmp_path, monkeypatch):
-    """Catches: a traceback of torchvision's where there is no internet."""
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "url", "http://127.0.0.1:9/nothing.tar.gz")
     with pytest.raises(SystemExit) as stop:
         load(tmp_path / "data", "cifar10")  # a fresh clone has no data/
@@ -214,7 +211,7 @@ def test_a_download_that_fails_is_explained(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", common.TORCHVISION)
 def test_torchvision_sets(name, tmp_path, monkeypatch):
-    """Catches: a word that torchvision does not know, a split left out, training images among the test images."""
+    """torchvision accepts our arguments; only the last split holds test images."""
     kind = common.TORCHVISION[name]
     allowed = inspect.signature(getattr(torchvision.datasets, kind))
 

@@ -64,13 +64,13 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_stays_on_the_gpu(name, monkeypatch):
-    """Catches: a mask, a range or a zero that is made on the CPU and mixed with tensors on the GPU."""
+    """A step makes its masks, ranges and zeros where its inputs are."""
     monkeypatch.setattr(torch.Tensor, "backward", lambda loss: None)  # needs a driver
     with GPU:
         assert STEPS[name]().device.type == "cuda"
 
 
 def test_two_devices_are_refused():
-    """Catches: a mode that lets everything pass, which would make this file worthless."""
+    """Otherwise this file would prove nothing."""
     with GPU, pytest.raises(RuntimeError, match="device"):
         p + torch.zeros(C, D)

@@ -13,7 +13,7 @@ import common, fedfm, fedlsa, fedtgp
 
 
 def test_each_purpose_has_numbers_of_its_own():
-    """Catches: a seed, purpose, round or client that does not matter; numbers that differ at the same place."""
+    """Seed, purpose, round and client each change the numbers."""
     drawn = []
     for place in (0, "a", 1, 1), (0, "a", 1, 1), (1, "a", 1, 1), (0, "b", 1, 1), (0, "a", 2, 1), (0, "a", 1, 2):
         drawn.append(common.generator(*place).random())
@@ -26,7 +26,7 @@ def test_each_purpose_has_numbers_of_its_own():
 
 
 def test_participants():
-    """Catches: the same participants for every seed or in every round, a client twice, clients that never come."""
+    """Every seed and round draws anew; no client comes twice or stays out."""
     chosen = set()
     for seed in range(2):
         for t in range(1, 51):
@@ -39,13 +39,13 @@ def test_participants():
 
 @pytest.mark.parametrize("K, share, size", [(4, 0.7, 3), (10, 0.33, 3), (20, 0.02, 1)])
 def test_number_of_participants(K, share, size):
-    """Catches: rounded down, rounded up, nobody."""
+    """ρK clients, rounded to the nearest number; at least one."""
     chosen = common.participants(range(K), 1, SimpleNamespace(seed=0, participation=share))
     assert len(set(chosen)) == size
 
 
 def test_minibatches():
-    """Catches: an image left out, another's label, the same order twice, a flag ignored, a last batch of one image."""
+    """Every epoch shuffles all images. No batch has just one; "full" drops an incomplete one, unless it is alone."""
     images = common.Images(torch.arange(25).view(25, 1, 1, 1), torch.arange(25))
     args = SimpleNamespace(seed=0, local_epochs=2, batch_size=8, batches="all")
     orders = [tuple(range(25))]
@@ -70,7 +70,7 @@ def test_minibatches():
 
 
 def test_training_and_test_images(monkeypatch):
-    """Catches: the same places held back for every seed or client, the first or last ones, another number."""
+    """Each seed and client draws its own quarter of held-out images."""
     monkeypatch.setattr(common, "partition", lambda *_: np.arange(82).reshape(2, 41))
     zeros = torch.zeros(82, dtype=torch.long)
     x = torch.arange(82).byte().view(82, 1, 1, 1).expand(82, 3, 4, 4)
@@ -85,7 +85,6 @@ def test_training_and_test_images(monkeypatch):
 
 
 def test_the_servers_initial_vectors_are_normally_distributed():
-    """Catches: a uniform distribution, another variance."""
     for v in fedtgp.GlobalPrototypes(300, 64, no_mlp=False).v, fedlsa.AnchorNet(40, 512, 8).R:
         assert v.mean().item() == pytest.approx(0, abs=0.03)
         assert v.std().item() == pytest.approx(1, abs=0.03)
@@ -93,7 +92,7 @@ def test_the_servers_initial_vectors_are_normally_distributed():
 
 
 def test_augment():
-    """Catches: another angle, crop or flip, the same for all images, mixed pixels, a border that is not black."""
+    """Each image gets its own draws; pixels never mix, and the border is black."""
     x = torch.zeros(50, 3, 32, 32, dtype=torch.uint8)
     x[:, :, 10:22, 10:22] = torch.randint(1, 256, (50, 3, 12, 12))
     got = fedfm.augment(x, np.random.default_rng(0))
@@ -112,7 +111,7 @@ def test_augment():
 
 
 def test_augment_is_drawn_by_seed_round_and_client(monkeypatch):
-    """Catches: the same draws for every seed, round, client or batch; images that are trained on as they were."""
+    """Every batch draws anew, and the client trains on the augmented images."""
     seen = []
     monkeypatch.setattr(fedfm, "augment", lambda x, rng: torch.full(x.shape, rng.random()))
 
@@ -131,7 +130,7 @@ def test_augment_is_drawn_by_seed_round_and_client(monkeypatch):
 
 
 def test_cluster_quality_is_of_the_classes(monkeypatch):
-    """Catches: another number of clusters, the silhouette of clusters, images of one domain only."""
+    """K-means makes one cluster per class, over all domains; the silhouette is of the classes."""
     pytest.importorskip("sklearn")
     monkeypatch.setattr(fedfm, "extract", lambda net, x: x[:, :, 0, 0])
     heaps, mixed = torch.arange(90) // 30, torch.arange(90) % 3

@@ -29,7 +29,7 @@ def agree(got, want, rtol=1e-5, atol=1e-6):
 
 
 def tiny_net(C=3):
-    """Its D = 3 features see images of 2x2 pixels."""
+    """A model with D = 3 features, for images of 2x2 pixels."""
     torch.manual_seed(1)
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     return common.Net(extractor, torch.nn.Linear(3, C), 3, C)
@@ -81,7 +81,7 @@ every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
 def check_loss(name, z, y, p, n):
-    """The loss is the reference's if only the first n classes have a prototype -> its gradient in z."""
+    """Compare the loss where only the first n classes have a prototype -> its gradient in z."""
     ours, reference = LOSSES[name]
     features = tensor(z).requires_grad_()
     loss = ours(features, torch.tensor(y), tensor(p), torch.arange(len(p)) < n)
@@ -99,7 +99,7 @@ def random_batch(B, C, D=5):
 @pytest.mark.parametrize("B, C", [(7, 4), (1, 1)])
 @every_loss
 def test_loss(name, B, C):
-    """Catches: the wrong formula, a sum for a mean, a margin on other classes, a gradient that is cut off."""
+    """The loss is a mean over samples. No part of its gradient is cut off."""
     z, y, p = random_batch(B, C)
     check_loss(name, z, y, p, C)
 
@@ -112,14 +112,14 @@ def test_loss(name, B, C):
 @pytest.mark.parametrize("name", ["fedproto_eq4_prototype_distance", "fedfm_contrastive_guiding",
                                   "fedfm_eq3_squared_distance"])
 def test_loss_where_only_n_classes_are_known(name, n):
-    """Catches: a sample of an unknown class in the mean or its divisor, an unknown class in the softmax."""
+    """Unknown classes count neither in the mean nor in the softmax."""
     gradient = check_loss(name, *random_batch(7, 4), n)
     assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("script", [fedtgp, fedsa], ids=["fedtgp_eq10", "fedsa_eq7"])
 def test_margin_contrastive_by_hand(script):
-    """Catches: the exponentials of long distances computed one by one: exp(-250) is 0, and its logarithm infinite."""
+    """Long distances stay exact: exp(-250) is 0, and its logarithm infinite."""
     z, prototypes = torch.zeros(1, 2), torch.tensor([[200.0, 0.0], [100.0, 0.0]])
     loss = script.margin_contrastive(z, torch.tensor([0]), prototypes, 50.0)
     assert loss.item() == pytest.approx((200 + 50) - 100)
@@ -127,14 +127,14 @@ def test_margin_contrastive_by_hand(script):
 
 @every_loss
 def test_loss_of_equal_and_zero_vectors(name):
-    """Catches: nan in a gradient. A distance of 0 and the direction of 0 (a ReLU gives such features) have none."""
+    """The gradient is finite at distance 0 and for zero vectors, which a ReLU gives."""
     _, y, p = random_batch(7, 4)
     p[y[0]] = 0
     assert check_loss(name, p[y], y, p, 4).isfinite().all()
 
 
 def test_fedsa_eq8_classifier_calibration():
-    """Catches: a sum for a mean, the classifier's bias left out."""
+    """The loss is a mean over classes, and the classifier's bias counts."""
     anchors, classifier = torch.randn(4, 5), torch.nn.Linear(5, 4)
     logits = classifier(anchors)
     want = torch.stack([logits[c].logsumexp(0) - logits[c, c] for c in range(4)]).mean()
@@ -142,7 +142,7 @@ def test_fedsa_eq8_classifier_calibration():
 
 
 def test_fedlsa_eq3_anchor_classification():
-    """Catches: a sum for a mean, the classifier's bias left out, a gradient that is cut off."""
+    """The loss is a mean over classes, and the classifier's bias counts."""
     anchors, weight, bias = tensor(torch.randn(4, 5)), tensor(torch.randn(4, 5)), tensor(torch.randn(4))
     logits = (anchors @ weight.T + bias).tolist()
     want = np.mean([cross_entropy(logits[c], c) for c in range(4)])
@@ -151,8 +151,7 @@ def test_fedlsa_eq3_anchor_classification():
 
 
 def test_fedlsa_eq4_anchor_separation():
-    """Catches: the sum over j with i in it, a mean over C, τ outside the exponential, inf where τ is tiny, half of
-    the gradient cut off."""
+    """The mean skips j = i; τ divides inside exp, which must not overflow. Both anchors get a gradient."""
     _, _, a = random_batch(1, 4)
     terms = []
     for i in range(4):
@@ -176,7 +175,7 @@ def similarities():
 
 
 def check_per_sample(function, setting, want):
-    """The losses are those wanted, for all samples but the last, and so is their gradient."""
+    """The losses of all samples but the last are those wanted, and so is their gradient."""
     s, y, labels, weights = similarities()
     s = tensor(s).requires_grad_()
     same_class = torch.tensor(labels == y[:, None])
@@ -188,7 +187,7 @@ def check_per_sample(function, setting, want):
 
 
 def test_fedplcc_eq7_similarity():
-    """Catches: a cosine multiplied by α, vectors of another length, an infinite slope at a cosine of 0."""
+    """s is the cosine to the power α; its slope stays finite at 0."""
     z, _, vectors = random_batch(5, 9)  # some cosines are below 0
     z[0] = 0
     want = [[max(cosine(v, u), 1e-6) ** 0.5 for u in vectors] for v in z]
@@ -200,7 +199,7 @@ def test_fedplcc_eq7_similarity():
 
 
 def test_fedplcc_eq6_contrast():
-    """Catches: weights left out of one of the sums, other classes' prototypes in the upper one."""
+    """Both sums carry the weights; only the lower one includes other classes."""
     s, y, labels, weights = similarities()
     want = []
     for row, c in zip(s[:7], y):
@@ -211,7 +210,7 @@ def test_fedplcc_eq6_contrast():
 
 
 def test_fedplcc_eq8_attraction():
-    """Catches: one prototype too many or too few, the least similar ones, no weights, another class's prototypes."""
+    """The ⌈φ n⌉ prototypes of the class with the largest similarity × weight attract."""
     s, y, labels, weights = similarities()
     want = []
     for row, c in zip(s[:7], y):
@@ -223,7 +222,7 @@ def test_fedplcc_eq8_attraction():
 
 
 def test_fedplcc_eq8_ceil_of_share():
-    """Catches: ⌈0.3 · 50⌉ = 16, as floats have it."""
+    """⌈0.3 · 50⌉ is 15, although floats make it 16."""
     n = torch.arange(1, 101)
     assert fedplcc.ceil_of_share(0.3, n).tolist() == ((3 * n + 9) // 10).tolist()
 
@@ -247,7 +246,7 @@ def agree_with_gradient(net, loss, want):
 
 
 def test_fedproto_eq4_local_loss():
-    """Catches: λ ignored or on the wrong term, a term of other features or prototypes, --distance ignored."""
+    """λ weighs the distance, and --distance picks its kind."""
     net, x, y, z, entropy = batch()
     p, known = torch.rand(3, 3), torch.tensor([True, False, True])
     loss = fedproto.local_loss(net, x, y, p, known, SimpleNamespace(lam=0.7, distance="mse"))
@@ -256,7 +255,7 @@ def test_fedproto_eq4_local_loss():
 
 
 def test_fedtgp_eq11_local_loss():
-    """Catches: λ ignored or on the wrong term, a term of other features or prototypes, --distance ignored."""
+    """λ weighs the distance, and --distance picks its kind."""
     net, x, y, z, entropy = batch()
     p = torch.rand(3, 3)
     loss = fedtgp.local_loss(net, x, y, p, SimpleNamespace(lam=0.7, distance="mse"))
@@ -264,7 +263,7 @@ def test_fedtgp_eq11_local_loss():
 
 
 def test_fedsa_eq9_local_loss(monkeypatch):
-    """Catches: a term left out or with another's factor, a term of other features or anchors, --distance ignored."""
+    """Each λ weighs its own term, and --distance picks L_R's kind."""
     net, x, y, z, entropy = batch()
     anchors, margin = torch.rand(3, 3), torch.tensor(1.5)
 
@@ -278,8 +277,7 @@ def test_fedsa_eq9_local_loss(monkeypatch):
 
 
 def test_fedlsa_eq10_local_loss():
-    """Catches: λ ignored, --compactness ignored, a term of other features or anchors, the anchor term still
-    added where λ = 0."""
+    """λ weighs what --compactness picks; without anchors only cross-entropy remains."""
     net, x, y, z, entropy = batch()
     anchors = torch.rand(3, 3)
     args = SimpleNamespace(lam=0.7, tau=0.4, compactness="vmf")
@@ -292,7 +290,7 @@ def test_fedlsa_eq10_local_loss():
 
 
 def test_fedplcc_eq4_local_loss():
-    """Catches: λ1 and λ2 exchanged, samples of a class without a prototype in the means, an argument ignored."""
+    """λ1 weighs contrast, λ2 attraction, over the samples whose class has a prototype."""
     net, x, y, z, entropy = batch()
     labels = torch.tensor([0, 1, 1, 0])  # class 2 has none
     prototypes = fedplcc.Prototypes(torch.rand(4, 3), labels, torch.rand(4))
@@ -310,13 +308,13 @@ def test_fedplcc_eq4_local_loss():
 
 
 def test_fedplcc_eq4_lambda_2():
-    """Catches: λ2 that does not follow 10 λ1, or that does so although it is typed."""
+    """λ2 is 10 λ1 unless it is typed."""
     assert fedplcc.lambda_2(SimpleNamespace(lam_contra=20.0, lam_corr=None)) == 200
     assert fedplcc.lambda_2(SimpleNamespace(lam_contra=20.0, lam_corr=0.0)) == 0
 
 
 def test_fedfm_eq10_local_loss():
-    """Catches: λ ignored, --match ignored, a term of other features or anchors, a term in a round without matching."""
+    """λ weighs what --match picks; without anchors only cross-entropy remains."""
     net, x, y, z, entropy = batch()
     anchors = fedfm.Anchors(torch.rand(3, 3), torch.tensor([True, False, True]))
     args = SimpleNamespace(lam=0.7, match="cg", temperature=0.3)
@@ -331,7 +329,7 @@ def test_fedfm_eq10_local_loss():
 # --- class means, distances, accuracies, averages ---------------------------------------------------
 
 def pixel_net(C):
-    """Its one feature is the value of the one pixel. It answers 1 above 10, else 0."""
+    """Its only feature is the value of the one pixel. It answers class 1 above 10, else 0."""
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(1, eps=1e-9))  # differs in train mode
     net = common.Net(extractor, torch.nn.Linear(1, C), 1, C, mean=(0.0,), std=(1 / 255,))
     net.classifier.weight.data = torch.eye(C)[:, 1:2]
@@ -344,7 +342,7 @@ def pixels(values, y):
 
 
 def test_eq2_class_means():
-    """Catches: a sum for a mean, a class left out, other counts, the model in train mode, a gradient (FedFM: Eq. 8)."""
+    """The means are taken in eval mode; an absent class gets 0 (FedFM: Eq. 8)."""
     net = pixel_net(5).train()
     means, counts = common.class_means(net, pixels([1, 2, 6, 50], [0, 2, 2, 3]))
     agree(means, [[1.0], [0.0], [4.0], [50.0], [0.0]], 1e-6)
@@ -353,14 +351,14 @@ def test_eq2_class_means():
 
 
 def test_distances_far_from_the_origin():
-    """Catches: |a|² + |b|² - 2ab, which rounds small distances of long vectors to nothing."""
+    """Small distances survive; |a|² + |b|² - 2ab would round them away."""
     far = torch.rand(40, 64) + 1000
     assert common.distances(far + 0.01, far).diagonal().numpy() == pytest.approx(0.08, rel=0.02)
     assert common.distances(torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)).item() == pytest.approx(5)
 
 
 def test_accuracy_of_personal_models():
-    """Catches: a mean over clients; training images; other columns; an unknown class or the farthest predicted."""
+    """Every test image counts equally; an unknown class is never predicted."""
     train, test = pixels([5, 5, 5, 5], [0, 1, 1, 2]), pixels([5, 15, 31, 45], [0, 1, 0, 2])
     one = common.Client(0, train, test=test, net=pixel_net(3))    # it answers 0, 1, 1, 1; nearest: 0, 0, 2, 2
     train, test = pixels([5, 5, 5], [1, 1, 0]), pixels([70, 8], [2, 0])
@@ -375,7 +373,7 @@ def test_accuracy_of_personal_models():
 
 
 def test_accuracy_of_the_global_model():
-    """Catches: a mean over images for one over domains, another domain's images, an evaluation in a round without."""
+    """The score is a mean over domains, not images."""
     net = pixel_net(2).train()
     tests = {"a": pixels([5, 15, 25, 35], [0, 0, 1, 1]), "b": pixels([5, 15], [1, 0])}
     args = SimpleNamespace(eval_every=2, rounds=3)
@@ -385,7 +383,7 @@ def test_accuracy_of_the_global_model():
 
 
 def test_fedfm_validation():
-    """Catches: a mean over images for one over clients, a client without validation images that counts."""
+    """The score is a mean over clients, not images, and only over those with held-out images."""
     one = common.Client(0, None, val=pixels([5, 15, 25, 35], [0, 0, 1, 1]))
     other = common.Client(1, None, val=pixels([5], [1]))
     none = common.Client(2, None, val=pixels([], []))
@@ -394,7 +392,7 @@ def test_fedfm_validation():
 
 
 def test_fedfm_eq11_average_of_models():
-    """Catches: equal weights, another divisor than Σ n_k, BatchNorm's statistics left out."""
+    """n_k weighs each model, BatchNorm's statistics included."""
     one = {"weight": tensor([1, 2]), "running_mean": tensor([3])}
     other = {"weight": tensor([5, -2]), "running_mean": tensor([7])}
     mean = common.average([one, other], [1, 3])
@@ -416,7 +414,7 @@ def means_of_clients():
 
 @pytest.mark.parametrize("script", [fedproto, fedsa], ids=["fedproto", "fedsa"])
 def test_eq3_weighted_mean(script):
-    """Catches: counts left out or those of another class, clients that lack the class counted."""
+    """The mean is over the clients that have the class, weighted by their images of it."""
     means, counts = means_of_clients()
     averages, uploaded = script.weighted_mean(tensor(means).float(), torch.tensor(counts))
     assert uploaded.tolist() == [True, True, True, False, False, True]
@@ -425,7 +423,7 @@ def test_eq3_weighted_mean(script):
 
 
 def test_fedsa_eq10_ema():
-    """Catches: α on the wrong side, a class that nobody uploaded moved."""
+    """α weighs the old anchor; a class that nobody uploaded keeps it."""
     old, averages = tensor([[1, 2], [3, 4]]), tensor([[11, 12], [13, 14]])
     agree(fedsa.ema(old, averages, torch.tensor([True, False]), 0.7), [[4, 5], [3, 4]])
 
@@ -433,8 +431,7 @@ def test_fedsa_eq10_ema():
 @pytest.mark.parametrize("aggregate, want", [("weighted", [(1 * 2 + 3 * 6) / 4, 20, 30, 7, 0]),
                                              ("uniform", [(2 + 6) / 2, (20 + 8) / 2, 30, 7, 0])])
 def test_fedfm_eq9_new_anchors(aggregate, want):
-    """Catches: counts left out, a class that nobody has moved; with uniform, a client that lacks a class not counted
-    with the old anchor."""
+    """With uniform, a client that lacks a class sends the old anchor."""
     # class 0: both clients have it; 1: only the first; 2: only the first, without an old anchor; 3 and 4: nobody
     means = torch.tensor([[2, 20, 30, 1e6, 1e6], [6, 1e6, 1e6, 1e6, 1e6]])[:, :, None]
     counts = torch.tensor([[1, 5, 5, 0, 0], [3, 0, 0, 0, 0]])
@@ -445,7 +442,7 @@ def test_fedfm_eq9_new_anchors(aggregate, want):
 
 
 def test_fedtgp_eq9_class_centres():
-    """Catches: a mean by counts or over all participants, a centre for an absent class."""
+    """A centre is the plain mean over the clients that have the class."""
     means, counts = means_of_clients()
     want = [means[counts[:, c] > 0, c].mean(0) for c in (0, 1, 2, 5)]
     agree(fedtgp.class_centres(tensor(means), torch.tensor(counts > 0)), want)
@@ -457,8 +454,7 @@ TRIANGLE = tensor([[0, 0], [3, 0], [3, 4]])  # with sides 3, 4 and 5
 @pytest.mark.parametrize("rule, want, of_one_class", [("pairwise", 5, 0), ("nearest", 4, 0), ("fixed", 7, 7),
                                                       ("none", 0, 0)])
 def test_fedtgp_eq9_margin(rule, want, of_one_class):
-    """Catches: a mean or the smallest distance, a centre as its own neighbour, τ or --margin-rule ignored, nan or inf
-    for a single class."""
+    """τ caps every margin, and no centre is its own neighbour."""
     for owned, margin in ([[1, 1, 1]], want), ([[1, 0, 0]], of_one_class):
         for tau in (7.0, 2.0):
             args = SimpleNamespace(margin_rule=rule, tau=tau)
@@ -466,7 +462,7 @@ def test_fedtgp_eq9_margin(rule, want, of_one_class):
 
 
 def test_fedsa_eq6_average_margin():
-    """Catches: the mean distance, which is N / (N - 1) times smaller; nan for a single class."""
+    """The margin is N / (N - 1) times the mean distance."""
     assert fedsa.average_margin(TRIANGLE).item() == pytest.approx(2 * (3 + 4 + 5) / 2 ** 2, abs=1e-4)
     assert fedsa.average_margin(TRIANGLE[:2]).item() == pytest.approx(2 * 3, abs=1e-4)
     assert fedsa.average_margin(TRIANGLE[:1]).item() == 0
@@ -474,7 +470,7 @@ def test_fedsa_eq6_average_margin():
 
 @pytest.mark.parametrize("scale", [0.01, 100])
 def test_fedsa_eq6_margin_of_a_client(scale, monkeypatch):
-    """Catches: the smaller of client's and anchors' margin, one after training, zeros of absent classes in it."""
+    """d* is the larger of the client's and the anchors' margins, both before training."""
     net, images = tiny_net(4), tiny_images([0, 1, 3, 0, 1, 3])
     anchors = scale * torch.rand(4, 3)
     means, _ = common.class_means(net, images)
@@ -493,13 +489,13 @@ def test_fedsa_eq6_margin_of_a_client(scale, monkeypatch):
 # --- FINCH ------------------------------------------------------------------------------------------
 
 def in_order(means, *columns):
-    """Clusters as sorted rows, as they may come in any order."""
+    """Clusters as sorted rows: FINCH may return them in any order."""
     rows = np.column_stack([means, *columns])
     return tensor(rows[np.argsort(rows[:, 0])])
 
 
 def test_fedplcc_finch_first_neighbour_clusters():
-    """Catches: links followed one way only, dot products for cosines, a vector as its own neighbour."""
+    """Links join both ways, by cosine, and no vector is its own neighbour."""
     assert fedplcc.connected_components(torch.tensor([1, 2, 3, 2, 5, 4])).tolist() == [0, 0, 0, 0, 1, 1]
     degrees, lengths = tensor([0, 1, 20, 22, 90, 93]).deg2rad(), tensor([1, 2, 30, 4, 5, 6])
     x = torch.stack([lengths * degrees.cos(), lengths * degrees.sin()], dim=1)
@@ -514,13 +510,13 @@ def vectors_of(n):
 @pytest.mark.parametrize("n", [1, 2, 30])
 @pytest.mark.parametrize("ours, reference", [(fedplcc.merge_neighbours, merged), (fedplcc.finch, finch)])
 def test_fedplcc_finch(ours, reference, n):
-    """Catches: means without sizes, sizes not summed, a pass too many or too few."""
+    """Sizes weigh the means and add up; FINCH stops before one cluster remains."""
     x, sizes = vectors_of(n)
     agree(in_order(*ours(tensor(x), tensor(sizes))), in_order(*reference(x, sizes)))
 
 
 def test_fedplcc_finch_of_each_class():
-    """Catches: classes clustered together, others' sizes or labels; float32, which cannot tell near vectors apart."""
+    """Each class is clustered alone; float32 could not tell near vectors apart."""
     x, sizes = vectors_of(30)
     x, y = (1 + 1e-4 * x).astype(np.float32), np.arange(30) % 3
     rows = []
@@ -532,7 +528,7 @@ def test_fedplcc_finch_of_each_class():
 
 
 def test_fedplcc_eq9_local_clusters():
-    """Catches: images that do not count as one each, a model left in train mode."""
+    """Each image counts as one, and the model is in eval mode."""
     net, images = tiny_net().train(), tiny_images([0, 1, 2, 0, 1])
     want = fedplcc.cluster_by_class(net.features(images.x).detach(), images.y, torch.ones(5))
     torch.testing.assert_close(fedplcc.local_clusters(net, images), want)
@@ -541,7 +537,7 @@ def test_fedplcc_eq9_local_clusters():
 
 @pytest.mark.parametrize("uniform", [False, True])
 def test_fedplcc_eq10_global_prototypes(uniform):
-    """Catches: a client's clusters left out, sizes left out, weights of other clusters, --uniform-weights ignored."""
+    """The server clusters all clients' clusters, by size; --uniform-weights sets weights to 1."""
     vectors, labels, sizes = torch.rand(9, 3), torch.arange(9) % 2, torch.arange(1.0, 10.0)
     one = fedplcc.Clusters(vectors[:4], labels[:4], sizes[:4])
     other = fedplcc.Clusters(vectors[4:], labels[4:], sizes[4:])
@@ -554,7 +550,7 @@ def test_fedplcc_eq10_global_prototypes(uniform):
 
 
 def test_fedplcc_eq11_prototype_weights():
-    """Catches: weights that sum to 1 over all classes, another class's total."""
+    """The weights of each class sum to 1."""
     weights = fedplcc.prototype_weights(torch.tensor([3.0, 1.0, 4.0, 5.0]), torch.tensor([2, 0, 2, 0]))
     agree(weights, [3 / 7, 1 / 6, 4 / 7, 5 / 6])
 
@@ -562,7 +558,7 @@ def test_fedplcc_eq11_prototype_weights():
 # --- the servers that train -------------------------------------------------------------------------
 
 def test_fedtgp_global_prototypes():
-    """Catches: another width of F or activation, F with --no-mlp, vectors that are not trained."""
+    """F is Linear, ReLU, Linear; --no-mlp leaves only the vectors."""
     net = fedtgp.GlobalPrototypes(7, 5, no_mlp=False)
     v, w1, b1, w2, b2 = net.parameters()
     torch.testing.assert_close(net(), (v @ w1.T + b1).relu() @ w2.T + b2)
@@ -572,7 +568,7 @@ def test_fedtgp_global_prototypes():
 
 
 def test_fedlsa_anchor_net():
-    """Catches: another width of Θ or activation, anchors that do not have length 1, R that is not trained."""
+    """Θ is Linear, ReLU, Linear; anchors have length 1."""
     net = fedlsa.AnchorNet(7, 6, 5)
     R, w1, b1, w2, b2 = net.parameters()
     A = (R @ w1.T + b1).relu() @ w2.T + b2
@@ -581,8 +577,7 @@ def test_fedlsa_anchor_net():
 
 
 def test_fedtgp_eq10_server_update():
-    """Catches: training on the zeros of absent classes, other batches, epochs or losses, momentum, prototypes
-    from before the last step."""
+    """The server trains by plain SGD, on uploaded prototypes alone."""
     net = fedtgp.GlobalPrototypes(4, 3, no_mlp=False)
     again = copy.deepcopy(net)
     uploads = torch.randn(3, 4, 3)
@@ -603,7 +598,7 @@ def test_fedtgp_eq10_server_update():
 
 
 def test_fedlsa_eq5_server_update():
-    """Catches: a term or α left out, another optimiser, a step too few, anchors a step old, a trained classifier."""
+    """Both terms train the anchors; the classifier stays frozen."""
     net, classifier = fedlsa.AnchorNet(4, 3, 3), torch.nn.Linear(3, 4)
     again = copy.deepcopy(net)
     args = SimpleNamespace(server_steps=3, alpha=0.4, tau=0.2, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -620,7 +615,7 @@ def test_fedlsa_eq5_server_update():
 
 
 def test_fedsa_make_anchors():
-    """Catches: A uniform and not normal, a layer, BatchNorm or ReLU left out of the embedding."""
+    """A is normal; "mlp" adds Linear, BatchNorm and ReLU, twice."""
     anchors = {}
     for projection in ("none", "linear", "mlp"):
         with common.seeded(0, "anchors"):

@@ -27,7 +27,7 @@ def blank(folder, *words):
 
 @every_sheet
 def test_only_the_body_goes(title, tmp_path):
-    """Catches: a signature or a docstring that goes with the body, a line of the body that stays, no way back."""
+    """Signature and docstring stay; blank.py prints the way back."""
     (tmp_path / ".git").mkdir()
     for script, *functions in SHEETS[title][0]:
         shutil.copy(ROOT / script, tmp_path)
@@ -43,7 +43,7 @@ def test_only_the_body_goes(title, tmp_path):
 
 
 def test_blanking_tells_what_is_wrong(tmp_path):
-    """Catches: a traceback, or a file that is changed although a function's name is wrong."""
+    """One line names the problem; the file stays as it was."""
     shutil.copy(ROOT / "fedsa.py", tmp_path)
     for words, problem in ("fedsa.py ema emma", "emma"), ("fedsaa.py ema", "fedsaa.py"), ("", "usage"):
         done = blank(tmp_path, *words.split())
@@ -63,7 +63,7 @@ OWN_TEST = {  # a part of the name of a blanked function's own test
 
 @every_sheet
 def test_the_tests_name_what_is_missing(title, tmp_path):
-    """Catches: a sheet with other tests than those of its scripts, a function whose own test does not fail without it."""
+    """A sheet runs its scripts' tests; without a function its own test fails."""
     shutil.copytree(ROOT / "tests", tmp_path / "tests")
     for file in ROOT.glob("*.py"):
         shutil.copy(file, tmp_path)

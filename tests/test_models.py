@@ -25,7 +25,7 @@ HTC4 = [[], [512], [256], [128]]  # hidden layers of the classifiers
 
 
 def dataset(pixels=32, classes=10):
-    """All that a model needs to know of one."""
+    """A data set, as far as a model needs to know it."""
     x = torch.zeros(40, 3, pixels, pixels, dtype=torch.uint8)
     y = torch.arange(40) % classes
     return common.Dataset(x, y, torch.zeros_like(y), y < 0, [""] * classes, [""])
@@ -56,7 +56,7 @@ def equal(one, other):
 @pytest.mark.parametrize("n, widths", [(1, [512]), (3, [512, 512]), (5, [1024, 512]), (7, [1024, 512, 512])])
 @pytest.mark.parametrize("channels", [[32], [32, 64]])
 def test_convnets(n, channels, widths):
-    """Catches: another width, a layer too many, mean-pooling, another padding or stride, a layer without ReLU."""
+    """Convolutions are 5x5 with max-pooling; ReLU follows every layer."""
     name = f"htcnn8-{n + len(channels) - 1}"
     extractor = common.build_extractor(name, 28, small_stem=False)
     z = x = torch.randn(2, 3, 28, 28)
@@ -76,7 +76,7 @@ def test_convnets(n, channels, widths):
 @pytest.mark.parametrize("name, parameters", [("resnet34", 21_797_672 - 513_000), ("googlenet", 6_624_904 - 1_025_000),
                                               ("mobilenet_v2", 3_504_872 - 1_281_000)])
 def test_networks_of_torchvision(name, parameters):
-    """Catches: a network that keeps its last layer or its dropout, or cannot take images of 28 pixels."""
+    """The last layer and dropout go; 28 pixels are enough."""
     with torch.device("meta"):  # shapes without numbers
         model = common.build_net(dataset(pixels=28), flags(name, device="meta"))
         z = model.features(torch.zeros(2, 3, 28, 28))
@@ -88,7 +88,7 @@ def test_networks_of_torchvision(name, parameters):
 
 
 def test_small_resnets_and_stems():
-    """Catches: a stage too many or too few; a small stem that still reduces the image."""
+    """resnet4 has one stage, resnet6 two; a small stem keeps the image's size."""
     with torch.device("meta"):
         x = torch.randn(2, 3, 32, 32)
         for name, width in dict(resnet4=64, resnet6=128, resnet8=256, resnet10=512).items():
@@ -99,7 +99,7 @@ def test_small_resnets_and_stems():
 
 
 def test_parameter_counts():
-    """Catches: other sizes than FedFM's Table III; a layer too many in FedLSA's model."""
+    """Sizes agree with FedFM's Table III; FedLSA adds two layers to cnn4."""
     assert common.model_size(net("resnet18")) == 11_181_642
     large = flags("resnet50", small_stem=True, feature_dim=2048)
     assert common.model_size(common.build_net(dataset(classes=100), large)) == 23_705_252
@@ -109,7 +109,7 @@ def test_parameter_counts():
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_groups_deal_architectures_by_number(group):
-    """Catches: a model left out, another order, a ResNet of another depth, classifiers of other widths."""
+    """Client i gets model i mod n of its group."""
     names = GROUPS[group]
     for client in range(20):
         hidden = HTC4[client % 4] if group.endswith("htc4") else []
@@ -117,7 +117,6 @@ def test_groups_deal_architectures_by_number(group):
 
 
 def test_each_client_has_its_own_architecture():
-    """Catches: one architecture for all clients of a group."""
     args = flags("htcnn8", clients=3, partition="iid", dataset="mine", subset=1.0)
     clients = common.make_clients(dataset(), args)
     assert [size(client.net) for client in clients] == [size(net(f"htcnn8-{n}")) for n in (1, 2, 3)]
@@ -125,7 +124,7 @@ def test_each_client_has_its_own_architecture():
 
 @pytest.mark.parametrize("build", [net, sphere_net])
 def test_initial_weights_depend_on_the_seed_alone(build):
-    """Catches: clients that begin at different points; every seed the same; torch's own generator moved on."""
+    """Clients start alike; torch's own generator does not move."""
     state = torch.get_rng_state()
     one, again, other = build("cnn4"), build("cnn4"), build("cnn4", seed=1)
     assert equal(one, again) and one.classifier.weight is not again.classifier.weight
@@ -135,7 +134,6 @@ def test_initial_weights_depend_on_the_seed_alone(build):
 
 
 def test_htc4_changes_classifiers_alone():
-    """Catches: initial weights that depend on the client or its classifier; another hidden layer, or no ReLU."""
     one, other = net("res34-htc4", client=0), net("res34-htc4", client=3)
     assert equal(one.extractor, other.extractor)
     first, relu, last = other.classifier
@@ -144,7 +142,7 @@ def test_htc4_changes_classifiers_alone():
 
 
 def test_images_are_normalised():
-    """Catches: images in [0, 255] that reach the extractor; the mean after the division; channels exchanged."""
+    """The extractor gets (x / 255 - mean) / std, per channel."""
     model = common.Net(torch.nn.Flatten(), None, 3, 10, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0))
     white = torch.full((1, 3, 1, 1), 255, dtype=torch.uint8)
     assert model.features(white).tolist() == [[1, 1, 0]]
@@ -155,14 +153,14 @@ def test_images_are_normalised():
 
 @pytest.mark.parametrize("D, want", [(2, [-0.5, 0.5]), (4, [-1, 0, 1, 0]), (8, [-1, -1, 0, 0, 1, 1, 0, 0])])
 def test_features_are_pooled_to_size_D(D, want):
-    """Catches: features cut off, or their maximum instead of their mean."""
+    """Features are averaged, not cut off."""
     x = torch.tensor([0, 127.5, 255, 127.5]).view(1, 1, 2, 2)
     pooled = common.Net(torch.nn.Flatten(), None, D, 10)
     assert pooled.features(x).tolist() == [want]
 
 
 def test_fedlsa_features_are_on_the_sphere():
-    """Catches: features of another length, --no-sphere ignored, pixels from 0 to 255, a projector left out."""
+    """The extractor gets pixels from -1 to 1; only --no-sphere allows other lengths."""
     x = torch.randint(256, (5, 3, 32, 32), dtype=torch.uint8)
     on_sphere = sphere_net("resnet10").eval().features(x)  # leaves one pixel of an image, too few for BatchNorm
     model = sphere_net("resnet10", no_sphere=True).eval()

@@ -66,7 +66,7 @@ for script, table in ("fedproto", FEDPROTO), ("fedtgp", FEDTGP), ("fedsa", FEDSA
 
 @pytest.mark.parametrize("script, dataset", EXPECTED)
 def test_settings(script, dataset, tmp_path):
-    """Catches: τ or S of FedTGP divided by ten, FedLSA's digits taken for PACS, a misspelt key of SETTINGS."""
+    """Every preset holds the values above; a misspelt key of SETTINGS fails."""
     for folder in "one/train", "one/test", "several/photo", "several/sketch":
         (tmp_path / folder).mkdir(parents=True)
     found = vars(arguments(script, "--dataset", dataset, "--data", tmp_path))
@@ -78,7 +78,7 @@ def test_settings(script, dataset, tmp_path):
 
 
 def test_fedsa_eq9_lambda_2():
-    """Catches: λ2 = 1 for one architecture, 0.01 for a group, a typed λ2 that is overwritten."""
+    """λ2 is 0.01, or 1 for a group, unless it is typed."""
     for model in common.MODELS:
         args = arguments("fedsa", "--model", model)
         assert fedsa.lambda_2(args) == (1 if model in common.GROUPS else 0.01)
@@ -86,7 +86,6 @@ def test_fedsa_eq9_lambda_2():
 
 
 def test_fedfm_normalises_images_as_its_authors_do():
-    """Catches: CIFAR-10's numbers for CIFAR-100, or those of a channel for another."""
     assert fedfm.NORMALISATION == {
         "other": ((0.5,), (0.5,)),
         "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),

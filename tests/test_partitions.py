@@ -12,7 +12,7 @@ DOMAINS = np.array(["c", "a", "b"])[np.arange(3000) // 10 % 3]         # 1,000 i
 
 
 def split(y, domain=None, **flags):
-    """Divide images of classes y and one domain, or several -> an index array for each client."""
+    """Divide images of classes y, of one domain or several -> an index array for each client."""
     usual = dict(seed=0, clients=5, beta=0.1, batch_size=10, classes_per_client=2, missing=1, dominant_share=0.46,
                  domain_clients=None, domain_fraction=None, images_per_class=None)
     if domain is None:
@@ -30,7 +30,7 @@ def split_counts(y, **flags):
 @pytest.mark.parametrize("K", [1, 6, 15])
 @pytest.mark.parametrize("images_of_classes", [[60], [1, 2, 7, 40, 50], [2] * 29])
 def test_no_image_is_at_two_clients(kind, K, images_of_classes):
-    """Catches: an image at two clients or, where all are divided, at none; an image that does not exist."""
+    """Where all images are divided, none is left over."""
     C = len(images_of_classes)
     y = np.repeat(np.arange(C), images_of_classes)
     each = min(C, 3)
@@ -46,7 +46,6 @@ def test_no_image_is_at_two_clients(kind, K, images_of_classes):
 
 @pytest.mark.parametrize("kind", common.PARTITIONS)
 def test_the_seed_draws_the_partition(kind):
-    """Catches: images in their order, or drawn by another generator than the seed's."""
     one = np.concatenate(split(TEN, DOMAINS, partition=kind))
     again = np.concatenate(split(TEN, DOMAINS, partition=kind))
     other = np.concatenate(split(TEN, DOMAINS, partition=kind, seed=1))
@@ -55,7 +54,7 @@ def test_the_seed_draws_the_partition(kind):
 
 @pytest.mark.parametrize("beta", [1.0, 3.0])
 def test_dirichlet_draws_its_shares_with_beta(beta):
-    """Catches: β doubled or halved: the mean square of a share of Dir(β) is (β + 1) / (K (Kβ + 1))."""
+    """The mean square of a share of Dir(β) is (β + 1) / (K (Kβ + 1))."""
     y, squares = np.zeros(2000, int), []
     for seed in range(250):
         counts = split_counts(y, partition="dirichlet", beta=beta, batch_size=1, seed=seed)
@@ -64,7 +63,7 @@ def test_dirichlet_draws_its_shares_with_beta(beta):
 
 
 def test_dirichlet_gives_a_full_client_nothing_of_the_classes_that_follow():
-    """Catches: another cap than N/K images, or none; a cap on what comes after the next class only."""
+    """A client that has N/K images gets none of the next classes."""
     full_clients = images_of_nearly_full = 0
     for seed in range(3):
         counts = split_counts(TEN, partition="dirichlet", clients=20, seed=seed)
@@ -79,7 +78,7 @@ def test_dirichlet_gives_a_full_client_nothing_of_the_classes_that_follow():
 
 
 def test_dirichlet_draws_again_until_the_smallest_client_has_enough():
-    """Catches: one draw, which leaves someone with a handful of images."""
+    """Two batches are enough."""
     for seed in range(5):
         counts = split_counts(TEN, partition="dirichlet", clients=15, batch_size=15, seed=seed)
         assert counts.sum(1).min() >= 30
@@ -87,20 +86,20 @@ def test_dirichlet_draws_again_until_the_smallest_client_has_enough():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_dirichlet_keeps_the_best_of_a_hundred_draws(seed):
-    """Catches: the last draw kept where none gives everyone the 12 images that are enough."""
+    """No draw gives everyone the 12 images that are enough."""
     smallest = split_counts(TEN, partition="dirichlet", clients=60, seed=seed).sum(1).min()
     assert 2 < smallest < 12
 
 
 @pytest.mark.parametrize("n, clients, fewest", [(800, 20, 10), (3000, 10, 20), (100, 40, 2)])
 def test_the_fewest_images_of_a_client(n, clients, fewest):
-    """Catches: half of an equal share, or one batch: dirichlet would draw again more or less often."""
+    """Two batches or a quarter of an equal share, whichever is smaller."""
     args = SimpleNamespace(clients=clients, batch_size=10)
     assert common.fewest_images(np.zeros(n), args) == fewest
 
 
 def test_pathological_deals_classes_evenly():
-    """Catches: a class that nobody owns, an owner with next to nothing of it, the same classes for every seed."""
+    """No owner has next to nothing; the seed draws them."""
     first_clients = set()
     for seed in range(20):
         counts = split_counts(TEN, partition="pathological", clients=10, classes_per_client=3, seed=seed)
@@ -112,7 +111,7 @@ def test_pathological_deals_classes_evenly():
 
 
 def test_pathological_cuts_a_class_anywhere():
-    """Catches: equal parts, cuts in one half, the largest piece always for the same client."""
+    """No client always gets the largest piece."""
     sizes = []
     for seed in range(300):
         counts = split_counts(np.zeros(10000, int), partition="pathological", classes_per_client=1, seed=seed)
@@ -122,7 +121,7 @@ def test_pathological_cuts_a_class_anywhere():
 
 
 def test_dominant_classes():
-    """Catches: one dominant class of 100 for 10 clients, another share for the rest, 29.999999 images made 29."""
+    """Ten of 100 classes dominate each of 10 clients; 29.999999 images are 30."""
     counts = split_counts(np.arange(50000) % 100, partition="dominant", clients=10)
     is_dominant = np.arange(100) // 10 == np.arange(10)[:, None]
     np.testing.assert_array_equal(counts, np.where(is_dominant, 230, 30))  # ten classes with 46 % of 5,000
@@ -131,7 +130,7 @@ def test_dominant_classes():
 
 
 def test_missing_classes():
-    """Catches: another number of classes, another first class, clients that share a class unequally."""
+    """Client i has classes i to i + 69 (mod 100), equally many images of each."""
     counts = split_counts(np.arange(50000) % 100, partition="missing", clients=50, missing=30)
     for i, row in enumerate(counts):
         assert set(row.nonzero()[0]) == {(i + j) % 100 for j in range(70)}
@@ -139,7 +138,6 @@ def test_missing_classes():
 
 
 def test_the_scarcest_class_decides():
-    """Catches: more images than a class has, or fewer than it allows."""
     counts = split_counts(np.repeat([0, 1, 2], [30, 90, 60]), partition="missing", clients=3, missing=1)
     np.testing.assert_array_equal(counts, [[15, 15, 0], [0, 15, 15], [15, 0, 15]])
 
@@ -153,7 +151,7 @@ def test_the_scarcest_class_decides():
     (dict(domain_clients={"b": 2, "a": 1}, domain_fraction=0.25), [(250, "b"), (250, "b"), (250, "a")]),
 ])
 def test_domains(flags, want):
-    """Catches: clients of other domains than asked for, of two domains, or with the same images; 234 of 234.6."""
+    """Each client has one domain and shares no image; 234.6 images are 235."""
     parts = split(TEN, DOMAINS, partition="domain", **flags)
     assert [(len(part), *set(DOMAINS[part])) for part in parts] == want
     assert len(set(np.concatenate(parts))) == sum(len(part) for part in parts)

@@ -38,7 +38,7 @@ def a_client(i, y, domain=""):
 # --- the pictures of a run ------------------------------------------------------------------------
 
 def test_partition_png():
-    """Catches: clients and classes exchanged, dots of one size, a domain that is not named."""
+    """Clients run along x, classes along y; a dot's area counts images."""
     clients = [a_client(0, [0, 2, 2, 2]), a_client(1, [1, 1], domain="sketch")]
     figure = common.plot_partition(clients, ["a", "b", "c"])
     axis, = figure.axes
@@ -50,7 +50,7 @@ def test_partition_png():
 
 
 def test_curves_png():
-    """Catches: accuracies on the losses' axis, a loss of the server's left out, rounds without evaluation drawn."""
+    """Accuracies are left, losses right; rounds without evaluation stay out."""
     log = {
         "round": np.array([1, 2]),
         "acc_test": np.array([math.nan, 50]),
@@ -67,7 +67,7 @@ def test_curves_png():
 
 @pytest.mark.parametrize("has_sklearn", [False, True])
 def test_points_in_the_plane_show_classes(has_sklearn, monkeypatch):
-    """Catches: a picture that needs scikit-learn, or that does not keep classes apart."""
+    """Classes stay apart, even without scikit-learn."""
     if not has_sklearn:
         monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
     y = torch.arange(60) % 3
@@ -80,7 +80,7 @@ def test_points_in_the_plane_show_classes(has_sklearn, monkeypatch):
 
 
 def test_features_png(monkeypatch):
-    """Catches: a group without a marker, classes of one colour, prototypes that are no stars, rare classes."""
+    """Each frequent class has a colour; the server's prototypes are stars."""
     monkeypatch.setattr(common, "in_two_dimensions", lambda z, seed: (z.numpy(), "plane"))
     y = torch.arange(12).repeat_interleave(torch.arange(1, 13))  # c + 1 images of class c
     images = common.Images(torch.stack([y, y], 1).float(), y)    # drawn at (c, c)
@@ -107,14 +107,14 @@ def test_features_png(monkeypatch):
 
 
 def test_margins():
-    """Catches: a distance within a class, an absent class with a margin."""
+    """Only distances to other classes count."""
     vectors = torch.tensor([[0.0], [1], [4], [9], [9.5]])
     labels = torch.tensor([0, 0, 1, 3, 3])
     assert common.margins(vectors, labels, 5).tolist() == [3, 3, math.inf, 5, math.inf]
 
 
 def test_margins_png():
-    """Catches: the smallest client's margin for the largest, the server's margins of clients, an axis without 0."""
+    """It draws the clients' largest and mean margins and the server's, from 0."""
     clients = [a_client(0, [0, 1]), a_client(1, [0, 2, 2, 1])]  # class means 0 and 1; 0, 3 and 1.5
     prototypes = torch.tensor([[0.0], [20], [50]])
     axis, = common.plot_margins(clients, None, prototypes, torch.arange(3), ["a", "b", "c"]).axes
@@ -128,8 +128,7 @@ def test_margins_png():
 
 
 def test_what_is_drawn(tmp_path, monkeypatch):
-    """Catches: the clients with the fewest test images, margins without prototypes, stars and margins of other classes,
-    clients' models instead of the global one."""
+    """It draws the six clients with most test images, or the global model."""
     features = Mock(return_value=common.Figure())
     margins = Mock(return_value=common.Figure())
     monkeypatch.setattr(common, "plot_features", features)
@@ -171,7 +170,7 @@ def table(printed):
 
 
 def test_seeds_share_a_row_if_their_settings_agree(tmp_path, capsys):
-    """Catches: seeds in rows of their own or out of order; runs averaged that differ in a flag or in length."""
+    """Runs that differ in a flag or in length get separate rows."""
     log = "round,acc_test\n1,50\n2,60\n"
     common.compare([
         a_run(tmp_path / "x-s2", "round,acc_test\n1,50\n", seed=2),  # stopped
@@ -192,28 +191,27 @@ def test_seeds_share_a_row_if_their_settings_agree(tmp_path, capsys):
 
 
 def test_nothing_to_compare(tmp_path, capsys):
-    """Catches: a traceback, or an empty table."""
     with pytest.raises(SystemExit) as stop:
         common.compare([tmp_path, a_run(tmp_path / "x", "round,loss\n1,2.3\n")])  # no log; no accuracy yet
     assert stop.value.code == 2 and "no run folders" in capsys.readouterr().err
 
 
 def test_a_row_of_personal_models(tmp_path, capsys):
-    """Catches: the lead of the best round instead of the final one, an untested round read as 0 %."""
+    """The final round gives the lead; an untested round is not 0 %."""
     log = "round,acc_classifier,acc_most_frequent\n1,50,35\n2,80,35\n3,60,35\n4,,\n"
     common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log))})
     assert table(capsys.readouterr().out) == [["mine", "0", "classifier", "80.00", "60.00", "25.00"]]
 
 
 def test_a_row_of_a_global_model(tmp_path, capsys):
-    """Catches: a best round picked on test images, a lead, a domain's name with a comma."""
+    """Validation images pick the best round; a domain's name may have a comma."""
     log = 'round,acc_test,acc_validation,"acc_grey, old"\n1,50,70,5\n2,80,60,5\n3,60,65,5\n'
     common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log))})
     assert table(capsys.readouterr().out) == [["mine", "0", "the global model", "50.00", "60.00", ""]]
 
 
 def test_compare_png():
-    """Catches: the best seed instead of the mean, a round too early, predictions in one panel."""
+    """Each prediction has a panel; a curve is the mean over seeds."""
     logs = {}
     for seed in 0, 2:
         logs[seed] = {

@@ -24,7 +24,7 @@ every_paper = pytest.mark.parametrize("script", EQUATIONS)
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links(page):
-    """Catches: a link to a file or to a heading that is not there."""
+    """Every linked file and heading exists."""
     for file, heading in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", PAGES[page]):
         path = (ROOT / page).parent / file if file else ROOT / page
         assert path.exists(), file
@@ -52,7 +52,7 @@ def commands():
 
 @pytest.mark.parametrize("place, command", commands())
 def test_every_command_parses(place, command):
-    """Catches: a script or a flag that is not there, a value that is not allowed."""
+    """Every script and flag exists; every value is allowed."""
     command = re.sub(r"\.github/class/(teachers|exam|stars|cosine)\.py ", "", command)  # they pass the words on
     _, file, *words = shlex.split(command)
     script = file.removesuffix(".py")
@@ -62,7 +62,7 @@ def test_every_command_parses(place, command):
 
 
 def test_the_round_in_code_is_that_of_fedproto():
-    """Catches: a line of the README's round that fedproto.py does not have, or has elsewhere."""
+    """fedproto.py has the README's lines, in the same order."""
     block = re.search(r"```python\n(.*?)```", PAGES["README.md"], re.S)[1]
     rest = (ROOT / "fedproto.py").read_text()
     for line in filter(None, block.splitlines()):
@@ -77,7 +77,7 @@ def test_the_round_in_code_is_that_of_fedproto():
     ("fedavg.py", "test"),
 ])
 def test_scripts_of_the_class(words, column, tmp_path, monkeypatch):
-    """Catches: a script of the exercises that fails, or that does not log its column."""
+    """Each script runs and logs its column."""
     for name in "evaluate_personal", "nearest_prototype":
         monkeypatch.setattr(common, name, getattr(common, name))  # so that pytest puts them back
     monkeypatch.chdir(ROOT)
@@ -89,7 +89,7 @@ def test_scripts_of_the_class(words, column, tmp_path, monkeypatch):
 
 
 def test_stars_of_the_class(tmp_path, monkeypatch, capsys):
-    """Catches: numbers of another round than the last, or of no star."""
+    """stars.py prints once, and it finds stars."""
     monkeypatch.setattr(common, "evaluate_personal", common.evaluate_personal)  # so that pytest puts it back
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", f"stars.py fedproto.py {SMALL['fedproto']} --out {tmp_path}".split())
@@ -99,7 +99,7 @@ def test_stars_of_the_class(tmp_path, monkeypatch, capsys):
 
 
 def test_the_seventh_method(tmp_path, run, monkeypatch):
-    """Catches: a patch that no longer applies to fedproto.py, or whose method does not learn."""
+    """The patch applies to fedproto.py, and its method learns."""
     shutil.copy(ROOT / "fedproto.py", tmp_path / "fedcon.py")
     subprocess.run(["git", "apply", GITHUB / "class" / "fedcon.diff"], cwd=tmp_path, check=True)
     monkeypatch.syspath_prepend(tmp_path)
@@ -114,7 +114,7 @@ def test_the_seventh_method(tmp_path, run, monkeypatch):
 
 @every_paper
 def test_equations_of_a_paper_page(script):
-    """Catches: an equation without its line, a function that does not cite it, no reason why it is no code."""
+    """Every equation has a function that cites it, or a reason why not."""
     found = []
     for equations, rest in re.findall(r"^\*\*Eqs?\. ([\d, and]+)\*\*(.*)$", PAPERS[script], re.M):
         numbers = re.findall(r"\d+", equations)
@@ -130,7 +130,7 @@ def test_equations_of_a_paper_page(script):
 
 @every_paper
 def test_names_on_a_paper_page(script):
-    """Catches: a function or a flag that does not exist."""
+    """Every function and flag on the page exists."""
     for module, name in re.findall(r"`(fed\w+|common)\.(?!py)(\w+)`", PAPERS[script]):
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
     source = (ROOT / "common.py").read_text() + (ROOT / f"{script}.py").read_text()
@@ -142,7 +142,7 @@ def test_names_on_a_paper_page(script):
 
 @every_paper
 def test_published_rows(script):
-    """Catches: a row without its number, a row's command with another number of clients or classes than its paper's."""
+    """Every row has a result, and as many clients and classes as its paper."""
     rows = re.findall(rf"^\| `python {script}\.py (.*?)` \| .*?\d\.\d", PAPERS[script], re.M)
     assert rows and len(rows) == PAPERS[script].count("\n| `python ")
     for words in rows:

@@ -20,7 +20,7 @@ def rows_of(name):
 
 
 def test_pages_have_the_printed_tables(monkeypatch, capsys):
-    """Catches: a table that was edited by hand or is older than the data, numbers that no data are behind."""
+    """Nobody edits a table by hand."""
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: None)
     runpy.run_path(str(RESULTS / "tables.py"), run_name="__main__")
     printed = re.findall(r"(<!-- table: ([\w-]+) -->\n(?:\|.*\n)+)", capsys.readouterr().out)
@@ -33,8 +33,7 @@ def test_pages_have_the_printed_tables(monkeypatch, capsys):
 
 
 def test_runs_csv_names_exactly_the_runs_of_the_data():
-    """Catches: a run without its command or commit, a command without its run, a run that is stored twice,
-    a remark with a comma and no quotation marks."""
+    """Every run has one row with command and commit; remarks with commas are quoted."""
     in_data = set()
     for file in RESULTS.glob("*.csv"):
         if file.name == "runs.csv":
@@ -52,7 +51,7 @@ def test_runs_csv_names_exactly_the_runs_of_the_data():
 
 
 def test_patches_apply_to_the_commits_that_their_runs_name(tmp_path):
-    """Catches: a patch that is missing, that no run needs, or that is of another version of the script."""
+    """No patch is missing or unused."""
     patched = [row for row in rows_of("runs.csv") if row["patch"]]
     assert {row["patch"] for row in patched} == {file.name for file in (RESULTS / "patches").iterdir()}
     for row in patched:

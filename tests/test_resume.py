@@ -15,7 +15,7 @@ from conftest import SMALL, arguments, checkpoint, every_script, log, numbers
 
 @every_script
 def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_path):
-    """Catches: a state that the checkpoint lacks, other draws after it, a round twice in the log, no further rounds."""
+    """Log, models and state agree to the bit; no round is logged twice."""
     words = f"{SMALL[script]} --participation 0.3 --momentum 0.5 --checkpoint-every 2"
     if script == "fedfm":
         words += " --lite --model-every 4"  # then clients' models last over rounds
@@ -40,7 +40,7 @@ def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_pat
 
 
 def test_a_resumed_run_knows_its_settings(run, monkeypatch):
-    """Catches: a resumed run that needs its flags again or cannot have other --workers, machines in args.json."""
+    """It needs no flags again, and args.json leaves the machine out."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # --device auto would take it
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 2 --workers 1 --data here").folder
     args = arguments("fedproto", "--resume", folder)
@@ -55,14 +55,13 @@ def test_a_resumed_run_knows_its_settings(run, monkeypatch):
 
 
 def test_a_numpy_accuracy_can_be_resumed(run, monkeypatch):
-    """Catches: a checkpoint that weights_only=True refuses to load."""
+    """weights_only=True loads the checkpoint."""
     monkeypatch.setattr(fedproto, "evaluate_personal", lambda *_, **__: {"classifier": np.float64(50)})
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder
     assert checkpoint(folder)["rows"][-1]["acc_classifier"] == 50
 
 
 def test_a_kill_while_the_checkpoint_is_written_leaves_the_old_one(run, monkeypatch):
-    """Catches: checkpoint.pt overwritten in place."""
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder
 
     def half(saved, path):
@@ -75,7 +74,6 @@ def test_a_kill_while_the_checkpoint_is_written_leaves_the_old_one(run, monkeypa
 
 
 def test_a_kill_while_the_log_is_written_leaves_the_old_one(run, monkeypatch):
-    """Catches: log.csv overwritten in place."""
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder
     monkeypatch.setattr(csv.DictWriter, "writerows", lambda self, rows: sys.exit("killed"))  # after the first line
     with pytest.raises(SystemExit, match="killed"):
@@ -84,7 +82,6 @@ def test_a_kill_while_the_log_is_written_leaves_the_old_one(run, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_go_on(run, monkeypatch):
-    """Catches: a traceback."""
     def pressed(*_):
         raise KeyboardInterrupt
     monkeypatch.setattr(fedproto, "client_update", pressed)
@@ -112,7 +109,7 @@ def refused(run, capsys):
 
 
 def test_a_resumed_run_keeps_its_settings(run, refused):
-    """Catches: a run that goes on with other settings, fewer rounds than it has, or by another script."""
+    """--resume refuses other settings, fewer rounds and another script."""
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder
     about = (folder / "args.json").read_text()
     assert "--lam: not allowed with --resume" in refused("fedproto", "--lam 0.7 --resume", folder)
@@ -124,7 +121,7 @@ def test_a_resumed_run_keeps_its_settings(run, refused):
 
 
 def test_checkpoints_that_are_refused(run, refused, monkeypatch, tmp_path):
-    """Catches: code in a checkpoint that is run, a traceback."""
+    """Code in a checkpoint never runs."""
     monkeypatch.chdir(tmp_path)
     file = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder / "checkpoint.pt"
     good = file.read_bytes()
@@ -139,7 +136,6 @@ def test_checkpoints_that_are_refused(run, refused, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_loss_that_is_not_finite_is_named_and_the_checkpoint_stays(value, run, monkeypatch, tmp_path):
-    """Catches: a run that goes on with nan, or that writes it over a good checkpoint."""
     def spoiled(client, prototypes, known, t, args):
         upload = update(client, prototypes, known, t, args)
         if t == 2 and client.id == 2:

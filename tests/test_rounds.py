@@ -85,13 +85,13 @@ def play(run, monkeypatch):
 
 
 def check_given(now, *want):
-    """What each participant is given, beside t and args."""
+    """Participants are given this, beside t and args."""
     for given in now.given:
         near(given, want)
 
 
 def check_tested(now, vectors, known=None):
-    """All clients' own models, by these vectors."""
+    """The round tests all clients' own models, with these vectors."""
     assert [client.id for client in now.tested] == list(range(K))
     near((now.vectors, now.known), (vectors, known))
 
@@ -129,7 +129,7 @@ def class_averages(now):
 # --- the rounds -------------------------------------------------------------------------------------
 
 def test_fedproto_round(play):
-    """Catches: Eq. 3 over other clients, prototypes a round old, a class lost, an unknown class predicted."""
+    """Eq. 3 averages the participants' prototypes; an absent class keeps its own."""
     prototypes, known = torch.zeros(C, D), torch.zeros(C, dtype=torch.bool)
     for now in play("fedproto"):
         check_given(now, prototypes, known)
@@ -141,7 +141,7 @@ def test_fedproto_round(play):
 
 
 def test_fedproto_saves_and_draws_known_classes_only(run, monkeypatch):
-    """Catches: the zeros of a class that nobody has had, kept as a prototype or drawn as one."""
+    """The zeros of a class that nobody has had are no prototype."""
     drawn = {}
     monkeypatch.setattr(fedproto, "load_dataset", lambda args: small_dataset())
     monkeypatch.setattr(fedproto, "draw_pictures", lambda *_, **given: drawn.update(given))
@@ -153,7 +153,7 @@ def test_fedproto_saves_and_draws_known_classes_only(run, monkeypatch):
 
 
 def test_fedsa_round(play):
-    """Catches: Eqs. 3, 10 over other clients or classes, anchors a round old or not by --seed, --projection ignored."""
+    """The anchors move by Eq. 10 toward the participants' averages. The seed draws them."""
     with common.seeded(4, "anchors"):
         anchors = fedsa.make_anchors(C, D, "linear")
     for now in play("fedsa", "--alpha 0.7 --projection linear"):
@@ -166,7 +166,7 @@ def test_fedsa_round(play):
 
 @pytest.mark.parametrize("flags", ["", "--no-mlp"])
 def test_fedtgp_round(flags, play):
-    """Catches: other uploads, a server begun anew or not by --seed, not all prototypes sent, --no-mlp ignored."""
+    """The seed draws the server's net, which trains on from round to round."""
     with common.seeded(4, "server"):
         net = fedtgp.GlobalPrototypes(C, D, flags == "--no-mlp")
     prototypes = net().detach()
@@ -183,8 +183,7 @@ def test_fedtgp_round(flags, play):
 
 
 def test_fedlsa_round(play):
-    """Catches: anchors trained against last round's classifier, that start afresh each round or ignore --seed;
-    unweighted averages; old weights."""
+    """The seed draws the anchors' net, which trains on, against the newest classifier."""
     story = play("fedlsa", "--alpha 0.3 --tau 0.4 --server-steps 3")
     model, *_ = story[0].before.values()
     net = story[0].clients[0].net
@@ -202,7 +201,7 @@ def test_fedlsa_round(play):
 
 @pytest.mark.parametrize("flags", ["--lam-contra 0 --lam-corr 1", "--lam-corr 0 --uniform-weights"])
 def test_fedplcc_round(flags, play):
-    """Catches: clusters of another round, --uniform-weights ignored, unweighted averages, old weights."""
+    """Participants get the prototypes of the last round's clusters."""
     story = play("fedplcc", flags)
     model, *_ = story[0].before.values()
     size, prototypes = common.model_size(story[0].tested), fedplcc.no_prototypes(D, "cpu")
@@ -230,7 +229,7 @@ NO_ANCHORS = fedfm.Anchors(torch.zeros(C, D), torch.zeros(C, dtype=torch.bool))
 
 @pytest.mark.parametrize("flags", ["--warmup 0 --aggregate uniform", "--warmup 1"])
 def test_fedfm_round(flags, play):
-    """Catches: anchors by local models, a round old, of all clients; another warm-up; validation on participants."""
+    """Participants make the anchors with this round's global model; all clients validate."""
     story = play("fedfm", flags + " --validation 0.25 --lam 1")
     model, *_ = story[0].before.values()
     size, anchors = common.model_size(story[0].tested), NO_ANCHORS
@@ -250,7 +249,7 @@ def test_fedfm_round(flags, play):
 @pytest.mark.parametrize("flags", ["--model-every 1 --warmup 2", "--model-every 3 --warmup 0 --aggregate uniform",
                                    "--model-every 2 --warmup 0 --lam 0"])
 def test_fedfm_lite_round(flags, play):
-    """Catches: anchors of the global model or of another round; models that travel in other rounds, or do not rest."""
+    """The clients' own models make the next anchors and travel every --model-every rounds."""
     story = play("fedfm", "--lite --validation 0 --lam 1 " + flags, rounds=5)
     model, *_ = story[0].before.values()
     size, anchors, every = common.model_size(story[0].tested), NO_ANCHORS, story[0].args.model_every
@@ -276,7 +275,7 @@ def test_fedfm_lite_round(flags, play):
 @pytest.mark.parametrize("script, flags", [("fedlsa", "--lam 0"), ("fedplcc", "--lam-contra 0 --lam-corr 0"),
                                            ("fedfm", "--lam 0"), ("fedfm", "--lam 1 --warmup 9")])
 def test_fedavg_round(script, flags, play):
-    """Catches: more than models that travels where the terms are off, a server that trains."""
+    """Only models travel, and the server does not train."""
     story = play(script, flags, rounds=2)
     model, *_ = story[0].before.values()
     for now in story:
@@ -289,7 +288,6 @@ def test_fedavg_round(script, flags, play):
 
 
 def test_fedfm_normalises_cifar10_as_its_authors_do(play):
-    """Catches: channels brought to [-1, 1] as those of other data sets."""
     net = play("fedfm", "--dataset cifar10 --no-small-stem --validation 0", rounds=1)[0].tested
     mean, std = fedfm.NORMALISATION["cifar10"]
     near((net.mean.flatten(), net.std.flatten()), (torch.tensor(mean), torch.tensor(std)))
@@ -299,7 +297,7 @@ def test_fedfm_normalises_cifar10_as_its_authors_do(play):
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_workers_give_results_in_the_clients_order(workers):
-    """Catches: results in the order in which clients end (models weighted by others' sizes), gradients that stay."""
+    """In another order, others' sizes would weigh the models. Gradients are freed."""
     clients, meeting = [], threading.Barrier(workers)
     for i, n in enumerate((3, 9, 5, 7)):
         clients.append(common.Client(i, common.Images(None, torch.zeros(n)), net=torch.nn.Linear(1, 1)))
@@ -313,7 +311,7 @@ def test_workers_give_results_in_the_clients_order(workers):
 
 
 def test_workers_are_the_cores_that_the_process_may_use(monkeypatch):
-    """Catches: 64 threads for a job that has two cores of a large machine; an error where a system does not tell."""
+    """A job with two of 64 cores gets two threads."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
     assert common.cores() == 2
@@ -325,7 +323,7 @@ def test_workers_are_the_cores_that_the_process_may_use(monkeypatch):
 
 @every_script
 def test_client_update(script, monkeypatch):
-    """Catches: a flag ignored, momentum kept, eval mode, other batches, other class means or models sent."""
+    """The client trains by its flags, in train mode, with empty momentum."""
     module = __import__(script)
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(4))
     net = common.Net(extractor, torch.nn.Linear(4, 3), 4, 3)
@@ -370,7 +368,7 @@ def test_client_update(script, monkeypatch):
 @pytest.mark.parametrize("flags", ["iid", "dirichlet --beta 5", "domain --domain-fraction 0.4"])
 @pytest.mark.parametrize("script, share", [("fedproto", 0.25), ("fedlsa", 0.0), ("fedfm", 0.25)])
 def test_no_image_is_where_it_must_not_be(script, share, flags):
-    """Catches: an image held twice, training on held-out images, another label or share, two clients with one model."""
+    """No image is held twice, nobody trains on held-out images, and no two clients share a model."""
     data = small_dataset()
     args = arguments(script, "--device cpu --model cnn4 --clients 3 --partition", flags)
     if script in PERSONAL:

@@ -15,7 +15,7 @@ from conftest import GLOBAL, OFF, PERSONAL, SMALL, arguments, every_script, log,
 
 @every_script
 def test_a_run_leaves_its_folder(script, run, monkeypatch):
-    """Catches: a file too many or too few, another result with more workers, a seed without effect."""
+    """More workers change no number; another seed does."""
     monkeypatch.setattr(common, "in_two_dimensions", lambda z, seed: (z[:, :2].numpy(), "plane"))  # t-SNE is slow
     plain = run(script, SMALL[script], "--workers 3")
     drawn = run(script, SMALL[script].replace("--no-plots", "--checkpoint-every 2"))
@@ -29,7 +29,6 @@ def test_a_run_leaves_its_folder(script, run, monkeypatch):
 
 @every_script
 def test_a_run_prints_its_log(script, run):
-    """Catches: a line, a best round or a last line that does not agree with log.csv."""
     one = run(script, SMALL[script], "--name mine")
     assert one.folder.name == f"{script}-glyphs-mine-s0"
     rows = log(one.folder)
@@ -56,7 +55,7 @@ def test_a_run_prints_its_log(script, run):
 
 @every_script
 def test_rare_evaluation_changes_nothing_else(script, run):
-    """Catches: an evaluation that changes what follows, a last round without one, an accuracy that is carried on."""
+    """The last round always has an accuracy."""
     rare = numbers(run(script, SMALL[script], "--eval-every 2 --rounds 5").folder)
     often = numbers(run(script, SMALL[script], "--rounds 5").folder)
     for t in 1, 3:
@@ -66,13 +65,12 @@ def test_rare_evaluation_changes_nothing_else(script, run):
 
 
 def test_progress_is_for_terminals(capsys):
-    """Catches: progress lines in files and pipes."""
     common.show_progress("client 1/2")
     assert capsys.readouterr() == ("", "")
 
 
 def test_trials_print_mean_and_std_with_their_seeds(run):
-    """Catches: another standard deviation, or seeds that were not run."""
+    """The standard deviation divides by n - 1."""
     one = run("fedproto", SMALL["fedproto"], "--trials 2 --seed 5")
     a, b = [results["final by prototype"] for results in one.results]
     assert a != b
@@ -97,7 +95,7 @@ def test_trials_print_mean_and_std_with_their_seeds(run):
     "fedfm --lite --model-every 2 --validation 0 --partition dirichlet --clients 5 --participation 0.2",
 ])
 def test_switches_and_corners(words, run):
-    """Catches: a switch that stops with an error, a loss that is not finite, a partition that a script cannot take."""
+    """Every command runs through, with finite losses."""
     script, words = words.split(maxsplit=1)
     small = SMALL[script]
     if "--partition" in words:
@@ -107,7 +105,7 @@ def test_switches_and_corners(words, run):
 
 @every_script
 def test_a_method_learns(script, run, monkeypatch):
-    """Catches: a model that learns nothing, and where clients have their own models, terms that do not help."""
+    """Every model learns; personal models learn more with the method's terms."""
     monkeypatch.setattr(fedfm, "cluster_quality", lambda *_: "")  # takes longer than the run
     words = ("--partition domain --domain-clients plain:3 --domain-fraction 0.1 --subset 1 --image-size 24 "
              "--model cnn4 --batch-size 10 --momentum 0.9 --local-epochs 3 --rounds 3 --eval-every 9 --no-plots")
@@ -124,7 +122,7 @@ def test_a_method_learns(script, run, monkeypatch):
 
 @pytest.mark.parametrize("scripts", [PERSONAL, GLOBAL[1:]])  # FedLSA's features are on the sphere
 def test_without_their_terms_methods_are_the_same_to_the_bit(scripts, run):
-    """Catches: a baseline that differs from script to script."""
+    """So all scripts share one baseline."""
     words = SMALL["fedsa"] if scripts is PERSONAL else SMALL["fedplcc"]
     rows = [numbers(run(script, words, OFF[script]).folder)[-1] for script in scripts]
     for name in "loss", "acc_classifier", "acc_most_frequent", "acc_test":
@@ -134,7 +132,7 @@ def test_without_their_terms_methods_are_the_same_to_the_bit(scripts, run):
 # --- the command line -----------------------------------------------------------------------------
 
 def test_what_is_typed_goes_before_the_data_sets_settings():
-    """Catches: a preset that goes before what is typed, or two ways to say one thing at once."""
+    """A typed flag also clears the preset's flag that excludes it."""
     assert arguments("fedsa", "--dataset cifar10 --rounds 7").rounds == 7
     args = arguments("fedlsa", "--domain-fraction 0.5")
     assert (args.domain_fraction, args.images_per_class) == (0.5, None)
@@ -146,7 +144,7 @@ def test_what_is_typed_goes_before_the_data_sets_settings():
 
 @every_script
 def test_help_shows_what_a_run_would_use(script, capsys):
-    """Catches: defaults in --help that are another data set's, or None."""
+    """Defaults are the chosen data set's, never None."""
     with pytest.raises(SystemExit):
         arguments(script, "--dataset cifar10 --help")
     text = " ".join(capsys.readouterr().out.split())
@@ -190,7 +188,7 @@ for says in BAD:
 
 @pytest.mark.parametrize("words, says", CASES)
 def test_bad_input_is_one_line_and_status_2(words, says, run, tmp_path, capsys):
-    """Catches: a traceback, or a value that cannot work and is taken."""
+    """The line names the flag, and no run folder is made."""
     script = words.split()[0] if words.startswith("fed") else "fedproto"
     flag = re.findall(r"--[a-z-]+", words)[-1]
     with pytest.raises(SystemExit) as stop:
@@ -202,14 +200,14 @@ def test_bad_input_is_one_line_and_status_2(words, says, run, tmp_path, capsys):
 
 
 def test_a_setting_without_a_flag_is_named(capsys):
-    """Catches: round=10 in a new script's settings, which would run 1000 rounds."""
+    """Otherwise round=10 would run 1000 rounds."""
     with pytest.raises(SystemExit):
         common.parse("mine", "mine", {"default": dict(clients=4, round=10)}, lambda group: None, [])
     assert "round in SETTINGS: no such flag" in capsys.readouterr().err
 
 
 def test_a_gpu_that_cannot_be_used(monkeypatch, capsys):
-    """Catches: a traceback, or hours on a CPU that nobody asked for."""
+    """One line says so; nobody asked for hours on a CPU."""
     def broken(*_, **__):
         raise RuntimeError("no kernel image is available\nmore lines")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -223,7 +221,7 @@ def test_a_gpu_that_cannot_be_used(monkeypatch, capsys):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @every_script
 def test_on_a_gpu(script, run):
-    """Catches: a step that computes something else on a GPU, or that stops there."""
+    """The loss is that of the CPU, within 5 %."""
     cpu = run(script, SMALL[script]).rows[0]
     gpu = run(script, SMALL[script], "--device cuda").rows[0]
     assert cpu.keys() == gpu.keys()
