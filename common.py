@@ -425,7 +425,7 @@ def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
     first. The papers leave this open."""
     name, hidden = architecture(args.model, i)
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # other words would give other weights
+    with seeded(args.seed, f"weights {name} ()"):  # another name would give other weights
         extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
         classifier = nn.Linear(widths[-1], C)
@@ -1340,7 +1340,8 @@ def make_parser(description):
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
-    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; without a default, chosen by the data set")
+    add("--image-size", type=at_least(16, 1024),
+        help="height and width in pixels; without a default, chosen by the data set")
 
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument
@@ -1368,7 +1369,8 @@ def make_parser(description):
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
     add("--local-epochs", type=at_least(1), default=1, help="E, a client's epochs in a round")
-    add("--batch-size", type=at_least(2), default=10, help="B, images in a minibatch; a partition by classes may change with it")
+    add("--batch-size", type=at_least(2), default=10,
+        help="B, images in a minibatch; a partition by classes may change with it")
     add("--batches", choices=["all", "full"], default="all",
         help="all: use every image; full: drop the last incomplete batch")
     add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")

@@ -15,18 +15,19 @@ One round (m participants, C classes, C_k of them at client k, D features, |w| f
 The global model is then tested on the server's test images. Rounds 1 to T_s are plain FedAvg.
 
 Settings: 10 clients, all of them in each of 100 rounds; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning
-rate 0.01; λ = 50, T_s = 20 (both tuned); temperature α = 0.1. Held-out images of the clients decide the best round.
-With this λ our only run near the paper's setting broke down when matching began (see the results).
+rate 0.01; λ = 50, T_s = 20 (both tuned); temperature α = 0.1. The best round is picked on images that clients hold out.
+On a fifth of CIFAR-10 this λ brought the model to chance when matching began (see the results).
 What we changed
-  Anchors  have length 1, as in the authors' code; the paper scales only features.
-  Uploads  hold the means of a client's own classes; in the paper a client sends all C.
+  Matching  scales anchors to length 1 as well, as in the authors' code; the paper scales only features.
+  Uploads   hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  Normalisation, augmentation, class shares of NIID-2 and NIID-3: as in the authors' code, except for CINIC-10's inputs.
+  Inputs     are normalised and augmented as in the authors' code (CINIC-10's normalisation is ours).
+  Partition  NIID-2's and NIID-3's class shares are those of the authors' code.
 Equations, deviations, published rows: .github/papers/fedfm.md. Results: .github/results/README.md.
 
     python fedfm.py                                                    built-in glyphs in four domains, about a minute
     python fedfm.py --dataset cifar10                                  Table III, NIID-1 (--partition dominant: NIID-2)
-    python fedfm.py --lite --model-every 2                             FedFM-Lite, models travel every second round
+    python fedfm.py --lite --model-every 2                             FedFM-Lite (Section VI): models travel less often
     python fedfm.py --lam 0                                            FedAvg
 """
 
@@ -65,7 +66,8 @@ def main(args):
         modules += [client.net for client in clients]
     run = Run(args, modules=modules)                                  # modules: the models that a checkpoint keeps
     no_anchors = torch.zeros(C, D, device=args.device), torch.zeros(C, dtype=torch.bool, device=args.device)
-    anchors = Anchors(*run.resume(no_anchors))                        # with --resume: those of the checkpoint
+    state = run.resume(no_anchors)                                    # with --resume: those of the checkpoint
+    anchors = Anchors(*state)
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -255,7 +257,7 @@ def lite_round(net, clients, chosen, anchors, t, args):
     return anchors, uploads, up, down
 
 
-# --- beside the method: checks, validation, augmentation, cluster quality ----------------------------
+# --- not part of the method: checks, validation, augmentation, cluster quality ----------------------------
 
 def check(args):
     """Refuse or report flags that do not fit together."""
@@ -267,7 +269,7 @@ def check(args):
 
 
 def validate(net, clients):
-    """{"validation": mean accuracy in % on the clients' held-out images}, or {} with --validation 0."""
+    """{"validation": mean of the clients' accuracies in %, each on its held-out images}, or {} with --validation 0."""
     scores = [accuracy(net, client.val) for client in clients if len(client.val.y) > 0]
     if not scores:
         return {}

@@ -6,9 +6,9 @@ the domains and move close together. So FedLSA's server learns one anchor per cl
 global classifier should recognise the anchors, and they should lie far apart. Clients pull their features toward the
 anchor of their class, on the unit sphere.
 
-One round (m participants, C classes, D features (the paper's L), |w| floats in the model):
-  1. The server trains its anchors for E_s steps (the paper: epochs): cross-entropy of the frozen global classifier
-     (L_ACE, Eq. 3) + α · separation of the anchors (L_SEP, Eq. 4).
+One round (C classes, D features (the paper's L), |w| floats in the model):
+  1. The server trains its anchors for E_s steps (the paper: epochs) on cross-entropy of the frozen global classifier on
+     the anchors (L_ACE, Eq. 3) + α · separation of the anchors (L_SEP, Eq. 4).
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
   3. Each participant trains the model on cross-entropy (Eq. 9) + λ · contrast with the anchors (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
@@ -20,9 +20,10 @@ What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1. Eq. 6 needs that, and without it Eq. 4 has no lower bound.
 What the paper leaves open
-  The optimiser's settings, layer sizes, a client's share of its domain, which α, λ, τ a data set has.
-  The averaging weights; ours are the clients' numbers of images.
-  Whether its FedAvg has features of length 1 (--lam 0, a strong baseline) or not (--lam 0 --no-sphere). Run both.
+  α, λ, τ    the first of each on digits, the second on office and PACS. Layer sizes are ours.
+  SGD        its settings and a client's share of its domain: from FPL's code (PACS: from its authors' benchmark).
+  Averaging  by the clients' numbers of images.
+  FedAvg     may have features of length 1 (--lam 0, a strong baseline) or not (--lam 0 --no-sphere). Run both.
 Equations, deviations, published rows: .github/papers/fedlsa.md. Results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -50,16 +51,15 @@ class Upload(NamedTuple):
 
 def main(args):
     data = load_dataset(args)
-    net = build_sphere_net(data, args)                                # the global model
+    net, I = build_sphere_net(data, args)                             # the global model, and its encoder's output size
     clients, tests = make_federation(data, net, args)
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
     with seeded(args.seed, "server"):
-        I = net.extractor[-1].in_features                             # of the projector: the encoder's output
         anchor_net = AnchorNet(C, I, D).to(args.device)               # each round trains it further
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models that a checkpoint keeps
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    anchors = anchor_net().detach() if args.lam > 0 else None         # (C, D); None: FedAvg
+    anchors = anchor_net().detach() if args.lam > 0 else None         # (C, D), trained in each round; None: FedAvg
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -152,24 +152,23 @@ def server_update(anchor_net, classifier, args):
 
     The paper has E_s epochs; we read each as one step on all C anchors. Algorithm 1 gives both sides one learning
     rate; ours share momentum and weight decay as well."""
-    weight, bias = classifier.weight.detach(), classifier.bias.detach()                    # frozen: no gradient
+    # the optimiser has the anchors' parameters alone, so the classifier stays frozen
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
     for _ in range(args.server_steps):
         anchors = anchor_net()
-        loss = anchor_classification(anchors, weight, bias) + args.alpha * anchor_separation(anchors, args.tau)
+        loss = anchor_classification(anchors, classifier) + args.alpha * anchor_separation(anchors, args.tau)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     return anchor_net().detach(), loss.detach()
 
 
-def anchor_classification(anchors, weight, bias):
-    """L_ACE, Eq. 3: cross-entropy of the global classifier on the anchors, mean over classes.
-
-    anchors (C, D), the classifier's weight (C, D) and bias (C,) -> scalar."""
+def anchor_classification(anchors, classifier):
+    """L_ACE, Eq. 3: cross-entropy of the global classifier on the anchors, mean over classes. anchors (C, D)
+    -> scalar."""
     labels = torch.arange(len(anchors), device=anchors.device)
-    return F.cross_entropy(F.linear(anchors, weight, bias), labels)
+    return F.cross_entropy(classifier(anchors), labels)
 
 
 def anchor_separation(anchors, tau):
@@ -187,25 +186,27 @@ def anchor_separation(anchors, tau):
 # --- the model --------------------------------------------------------------------------------------
 
 class SphereNet(Net):
-    """A Net whose features lie on the unit sphere: h = nor(varphi(psi(x))), where nor scales to length 1."""
+    """A Net whose features lie on the unit sphere: h = nor(projector(encoder(x))), where nor scales to
+    length 1."""
 
     def features(self, x):
         return F.normalize(super().features(x), dim=1)
 
 
 def build_sphere_net(data, args):
-    """SphereNet (with --no-sphere: Net) with random initial weights, on the device. Its extractor is encoder psi and
-    projector varphi.
+    """SphereNet (with --no-sphere: Net) with random initial weights, on the device, and the encoder's output size I.
+    Its extractor is the encoder, the paper's ψ, and the projector, its φ.
 
     The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512), and one linear layer each for the other two."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # other words would give other weights
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # another name would give other weights
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)
     net_class = Net if args.no_sphere else SphereNet
-    return net_class(nn.Sequential(encoder, projector), classifier, D, C).to(args.device)
+    net = net_class(nn.Sequential(encoder, projector), classifier, D, C)
+    return net.to(args.device), I
 
 
 # --- settings ---------------------------------------------------------------------------------------

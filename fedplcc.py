@@ -3,11 +3,11 @@ under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
 and the server clusters the clusters' means. FedPLCC adds two things. It weights a prototype by its share of its class's
-images, so that a few outliers count little. And L_corr pulls a feature only to some prototypes of its class: the share
-φ with the largest similarity × weight.
+images, so that a few outliers count little. And L_corr pulls a feature only to the best share φ of its class's
+prototypes, ranked by similarity × weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
-  1. The server sends the model and its prototypes; in round 1 there are none.         |w| + G · (D + 1) floats to each
+  1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
   2. Each participant trains the model on cross-entropy (Eq. 5) + λ1 · contrast between classes (L_contra, Eq. 6)
      + λ2 · attraction within the class (L_corr, Eq. 8).
   3. It clusters its features (Eq. 9). It sends the model, and each cluster's mean and size. |w| + J · (D + 1) floats
@@ -19,10 +19,10 @@ Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 10
 What we changed
   Eq. 5   is a mean over a batch, not a sum over the client's images, so our λ1 and λ2 may not be on the paper's scale.
 What the paper leaves open
-  E counts epochs, as in Table I; Section IV says iterations once.
-  τ: 0.07, though Section IV also calls 0.55 optimal.
-  Which pass of FINCH counts: we keep the last with several clusters, as FedPLVM's code does.
-  Batches of 32, images of 64 pixels, the ResNet's first layer.
+  E       counts epochs, as in Table I; Section IV says iterations once.
+  τ       is 0.07, though Section IV also calls 0.55 optimal.
+  FINCH   works in passes; we keep the last that leaves at least two clusters, as FedPLVM's code does.
+  Images  have 64 pixels and come in batches of 32.
 Equations, deviations, published rows: .github/papers/fedplcc.md. Results: .github/results/README.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
@@ -67,8 +67,8 @@ def main(args):
     fedavg = args.lam_contra == 0 and lambda_2(args) == 0             # then no prototypes travel
 
     run = Run(args, modules=[net])                                    # modules: the models that a checkpoint keeps
-    # in round 1 there are none; with --resume: those of the checkpoint
-    prototypes = Prototypes(*run.resume(no_prototypes(D, args.device)))
+    state = run.resume(no_prototypes(D, args.device))                 # with --resume: those of the checkpoint
+    prototypes = Prototypes(*state)
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -146,8 +146,8 @@ def lambda_2(args):
 
 
 def similarity(z, vectors, alpha):
-    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features follow a ReLU, so cosines are ≥ 0. We clamp them at 1e-6, because
-    the power has an infinite slope at 0 if α < 1.
+    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. We clamp them at 1e-6,
+    because the power has an infinite slope at 0 if α < 1.
 
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
@@ -169,13 +169,10 @@ def attraction(s, same_class, weights, phi):
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,)."""
     ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
     rank = torch.arange(len(weights), device=s.device)
-    kept = rank < ceil_of_share(phi, same_class.sum(1))[:, None]             # the first ⌈φ n⌉ of each row
+    n = same_class.sum(1)                                                    # (B,)
+    share = (phi * n * (1 - 1e-6)).ceil()                                    # ⌈φ n⌉; in floats 0.3 · 50 is above 15
+    kept = rank < share[:, None]
     return -(ranked * kept).sum(1)
-
-
-def ceil_of_share(phi, n):
-    """⌈φ n⌉ of counts n (B,). In floats φ n may be slightly above a whole number; the last factor undoes that."""
-    return (phi * n * (1 - 1e-6)).ceil()
 
 
 def local_clusters(net, images):
@@ -187,13 +184,13 @@ def local_clusters(net, images):
 
 # --- the server -------------------------------------------------------------------------------------
 
-def global_prototypes(clusters, uniform_weights):
+def global_prototypes(uploaded, uniform_weights):
     """Eqs. 10 and 11: cluster the clients' clusters again, class by class, and weight the results.
 
-    clusters: [Clusters], one for each participant -> Prototypes; all weights are 1 with --uniform-weights."""
-    vectors = torch.cat([of_client.vectors for of_client in clusters])
-    labels = torch.cat([of_client.labels for of_client in clusters])
-    sizes = torch.cat([of_client.sizes for of_client in clusters])
+    uploaded: [Clusters], one for each participant -> Prototypes; all weights are 1 with --uniform-weights."""
+    vectors = torch.cat([clusters.vectors for clusters in uploaded])
+    labels = torch.cat([clusters.labels for clusters in uploaded])
+    sizes = torch.cat([clusters.sizes for clusters in uploaded])
     merged = cluster_by_class(vectors, labels, sizes)                                      # Eq. 10
     weights = prototype_weights(merged.sizes, merged.labels)                               # Eq. 11
     if uniform_weights:

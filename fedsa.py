@@ -1,38 +1,34 @@
 """FedSA: A Unified Representation Learning via Semantic Anchors for Prototype-based Federated Learning.
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
-Prototypes averaged from biased clients are biased, and training on them biases the next round. FedSA replaces them with
-semantic anchors: one random vector per class that moves only slightly toward the clients' class means. Clients pull
-each feature vector toward the anchor of its class and keep it, by a margin, away from the other anchors. They train
-their classifier on the anchors as well.
+Prototypes averaged from biased clients are biased. FedSA replaces them with semantic anchors: one random vector per
+class, which moves only slightly toward the clients' class means. Clients pull each feature vector toward the anchor of
+its class and push it away from the others. They train their classifier on the anchors as well.
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its anchors.                                                     C · D floats to each
-  2. Each participant computes the margin d* (with Eq. 6) and trains its model on cross-entropy + λ1 · distance to the
-     anchor of the class (L_R, Eq. 5) + λ2 · contrast by the margin (L_MCL, Eq. 7) + λ3 · the classifier's loss on the
+  2. Each participant trains its model on cross-entropy + λ1 · distance to the anchor of the class (L_R, Eq. 5)
+     + λ2 · contrast with the other anchors, with margin d* (L_MCL, Eqs. 6 and 7) + λ3 · the classifier's loss on the
      anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them (Eq. 3) and moves its anchors slightly toward the averages (Eq. 10).
-Every client then classifies its test images by its classifier and by the nearest anchor; the paper does not say which
-it uses.
+Every client then classifies its test images by its classifier and by the nearest anchor; the paper does not say which.
 
-Settings: cross-device, 10 of 100 clients in each of 1000 rounds, or cross-silo, all 20 (our default); E = 1 epoch in
+Settings: 10 of 100 clients in each of 1000 rounds (cross-device) or all 20 (cross-silo, our default); E = 1 epoch in
 batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
 What we changed
-  Eqs. 5, 7  are computed per sample, not per class mean.
-  Eq. 5      is a mean over samples, not a sum over classes: the same λ1 pulls less, above all on rare classes.
-  Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
-  Anchors    pass through an embedding layer that is never trained, as in the authors' code; the paper calls it
-             trainable but gives no loss for it.
-  Partition  deals class by class and skips clients that already hold an equal share of all images.
+  Eqs. 5, 7  are means over samples. The paper takes class means, and Eq. 5 sums them, so its λ1 pulls harder.
+  Anchors    pass through a layer that is never trained, as in the authors' code; the paper has no loss for it.
+  Eq. 3      and the partition: as in fedproto.py.
 What the paper leaves open
-  Class means: those of the margin are taken before training, those of Eq. 3 after it.
-  Initial weights: clients with the same extractor start from the same weights.
+  Class means  are taken before training for the margin, after it for Eq. 3.
+  Optimiser    and initial weights: as in fedproto.py.
 Equations, deviations, published rows: .github/papers/fedsa.md. Results: .github/results/README.md.
 
-    python fedsa.py                                                              built-in glyphs, under a minute
-    python fedsa.py --dataset cifar10 --clients 100 --participation 0.1          Table 1, cross-device
-    python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8         Table 2, eight models
+    python fedsa.py                                                                      built-in glyphs, under a minute
+    python fedsa.py --dataset cifar10 --clients 100 --participation 0.1                  Table 1, cross-device
+    python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8   Table 2, eight models
+    python fedsa.py --lam-mcl 0 --lam-cc 0 --projection none                             Table 4's first row
 """
 
 from typing import NamedTuple
@@ -151,8 +147,8 @@ def average_margin(points):
 
 
 def margin_contrastive(z, y, anchors, margin):
-    """L_MCL, Eq. 7, with samples instead of the paper's class means, mean over the batch. d is the Euclidean distance;
-    c' runs over the other classes.
+    """L_MCL, Eq. 7, with samples instead of the paper's class means, mean over the batch. d is the Euclidean
+    distance.
 
     z (B, D), y (B,), anchors (C, D), margin d* a scalar -> scalar."""
     d = distances(z, anchors)                                         # (B, C)
@@ -173,8 +169,8 @@ def classifier_calibration(classifier, anchors):
 def make_anchors(C, D, projection):
     """Semantic anchors Ā (C, D): A ~ N(0, I) after an embedding layer. The paper names neither distribution nor layer.
 
-    projection "mlp"     linear, BatchNorm over the C anchors, ReLU, twice, as in the authors' code; random, not trained
-               "linear"  one linear layer, also random and not trained
+    projection "mlp"     twice linear, BatchNorm over the C anchors and ReLU, as in the authors' code; not trained
+               "linear"  one linear layer, not trained either
                "none"    A itself (Table 4's first row, with λ2 = λ3 = 0)"""
     anchors = torch.randn(C, D)
     if projection == "linear":

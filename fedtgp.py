@@ -3,7 +3,7 @@ Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
 FedProto averages the clients' prototypes. The averages lie closer together than the prototypes of the best-separated
 client: the margin shrinks. So FedTGP's server trains its prototypes instead. Each client prototype should be nearer to
-the global prototype of its class than to any other, by a margin δ that the server computes anew in each round.
+the global prototype of its class than to any other, by a margin δ that the server recomputes every round.
 
 One round (m participants, C classes, C_i of them at client i, D features (the paper's K)):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
@@ -11,18 +11,19 @@ One round (m participants, C classes, C_i of them at client i, D features (the p
      its class (Eq. 11).
   3. It sends its prototypes, the mean features of its classes (Eq. 2).                C_i · D floats
   4. The server computes δ, the largest distance between two class centres (plain means of the clients' prototypes), at
-     most τ (Eq. 9). It trains its prototypes, the outputs of a small network F, for S epochs (Eq. 10).
+     most τ (Eq. 9). It trains its prototypes for S epochs (Eq. 10): a vector per class, passed through a small network.
 Every client then classifies its test images by the nearest prototype, as in the paper, and by its classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
-eight architectures: --model htfe8. Our default is one small CNN for all, and eight small CNNs on glyphs and fmnist.
+eight architectures: --model htfe8. Our default is one small CNN for all; on fmnist the paper's eight small CNNs, which
+glyphs take too.
 What we changed
   Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 10     is a mean over a batch, not a sum.
-  Partition  deals class by class and skips clients that already hold an equal share of all images.
+  Partition  as in fedproto.py.
 What the paper leaves open
-  The server's optimiser: plain SGD with the clients' learning rate, over shuffled batches of client prototypes.
-  Initial weights: clients with the same extractor start from the same weights.
+  Optimisers       plain SGD; the server has the clients' learning rate and shuffled batches of client prototypes.
+  Initial weights  as in fedproto.py.
 Equations, deviations, published rows: .github/papers/fedtgp.md. Results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, under a minute
@@ -53,7 +54,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
     with seeded(args.seed, "server"):
-        prototype_net = GlobalPrototypes(C, D, args.no_mlp).to(args.device)            # each round trains it further
+        prototype_net = PrototypeNet(C, D, args.no_mlp).to(args.device)            # each round trains it further
 
     # modules: the models that a checkpoint keeps
     run = Run(args, modules=[client.net for client in clients] + [prototype_net])
@@ -121,9 +122,9 @@ def prototype_distance(z, y, prototypes, distance):
 
 # --- the server -------------------------------------------------------------------------------------
 
-class GlobalPrototypes(nn.Module):
-    """All global prototypes P̂^c -> (C, D). Each class has a trainable vector v^c, the paper's Ṕ^c, and one network,
-    the paper's F, turns these vectors into prototypes: Linear, ReLU, Linear.
+class PrototypeNet(nn.Module):
+    """All global prototypes P̂^c -> (C, D). Every class has a trainable vector v^c (the paper's Ṕ^c). One network for
+    all classes, the paper's F, turns them into prototypes: Linear, ReLU, Linear.
 
     The paper gives neither the hidden width (ours: D) nor the distribution of v (ours: N(0, I))."""
 
@@ -148,8 +149,8 @@ def server_margin(local_prototypes, owned, args):
     if args.margin_rule == "nearest":
         return largest_nearest_distance(centres, args.tau)
     if args.margin_rule == "fixed":                                   # ablation FM; the paper gives no value
-        return centres.new_tensor(args.tau)
-    return centres.new_zeros(())                                      # "none": ablation SCL, Eq. 6
+        return args.tau
+    return 0.0                                                        # "none": ablation SCL, Eq. 6
 
 
 def class_centres(local_prototypes, owned):
@@ -169,7 +170,8 @@ def adaptive_margin(centres, tau):
 
 
 def largest_nearest_distance(centres, tau):
-    """The margin of the authors' code, after Fig. 1: the largest distance from a centre to its nearest one, at most τ.
+    """The margin of the authors' code: of all centres' distances to their nearest other one (as in Fig. 1's caption)
+    the largest, at most τ.
 
     centres (U, D) -> scalar, 0 for a single class."""
     if len(centres) == 1:
@@ -188,9 +190,9 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
     _, labels = owned.nonzero(as_tuple=True)                          # (N,) their classes, in the same order
     rng = generator(args.seed, "server", t)
-    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
+    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)                    # without --momentum
     for _ in range(args.server_epochs):
-        losses = []
+        losses = []                                                   # in the end those of the last epoch
         order = torch.from_numpy(rng.permutation(len(p))).to(p.device)
         for index in order.split(args.batch_size):
             prototypes = prototype_net()                              # (C, D), with gradient

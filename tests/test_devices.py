@@ -45,7 +45,7 @@ STEPS = {
     "fedsa_eq7": lambda: fedsa.margin_contrastive(z, y, p, 1.0),
     "fedsa_eq8": lambda: fedsa.classifier_calibration(net.classifier, p),
     "fedsa_eq10": lambda: fedsa.ema(p, p, known, 0.9),
-    "fedlsa_eq3": lambda: fedlsa.anchor_classification(p, p, weights),
+    "fedlsa_eq3": lambda: fedlsa.anchor_classification(p, net.classifier),
     "fedlsa_eq4": lambda: fedlsa.anchor_separation(p, 0.1),
     "fedlsa_eq8": lambda: fedlsa.compactness(z, y, p, 0.1),
     "fedlsa_l2": lambda: fedlsa.l2_distance(z, y, p),

@@ -85,7 +85,7 @@ def test_training_and_test_images(monkeypatch):
 
 
 def test_the_servers_initial_vectors_are_normally_distributed():
-    for v in fedtgp.GlobalPrototypes(300, 64, no_mlp=False).v, fedlsa.AnchorNet(40, 512, 8).R:
+    for v in fedtgp.PrototypeNet(300, 64, no_mlp=False).v, fedlsa.AnchorNet(40, 512, 8).R:
         assert v.mean().item() == pytest.approx(0, abs=0.03)
         assert v.std().item() == pytest.approx(1, abs=0.03)
         assert v.max() > 3

@@ -41,7 +41,7 @@ def net(model, client=0, **other):
 
 
 def sphere_net(model="cnn4", **other):
-    return fedlsa.build_sphere_net(dataset(), flags(model, feature_dim=128, **other))
+    return fedlsa.build_sphere_net(dataset(), flags(model, feature_dim=128, **other))[0]
 
 
 def size(module):

@@ -168,7 +168,7 @@ def test_fedsa_round(play):
 def test_fedtgp_round(flags, play):
     """The seed draws the server's net, which trains on from round to round."""
     with common.seeded(4, "server"):
-        net = fedtgp.GlobalPrototypes(C, D, flags == "--no-mlp")
+        net = fedtgp.PrototypeNet(C, D, flags == "--no-mlp")
     prototypes = net().detach()
     for t, now in enumerate(play("fedtgp", flags + " --server-epochs 3 --batch-size 4"), 1):
         check_given(now, prototypes)
