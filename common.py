@@ -1208,8 +1208,8 @@ def plot_margins(clients, net, prototypes, labels, names):
 # --- comparing runs -------------------------------------------------------------------------------
 
 def compare(folders):
-    """For each data set and partition print a table of runs and draw compare-<dataset>-<partition>.png. Folders with
-    the same name up to -s<seed> and as many rounds share a row, mean ± std over seeds, if their settings are equal."""
+    """For each data set and partition print a table of runs and draw compare-<dataset>-<partition>.png. Runs that
+    differ only in the seed share a row, mean ± std."""
     tables = {}           # {data set and partition: {row: {seed: log}}}
     settings_of_row = {}
     for folder in map(Path, folders):

@@ -1,9 +1,4 @@
-"""Draws round.png, a sketch of what guidance does to two clients' features, with points drawn at random.
-
-Two other pictures of this folder are `features.png` of these runs, with scikit-learn installed:
-    python fedproto.py --lam 0 --name off --partition domain --clients 8 --images-per-class 20 --subset 1
-    python fedsa.py --partition domain --clients 8 --images-per-class 20 --subset 1
-"""
+"""Draws round.png, a sketch of what guidance does to two clients' features, with points drawn at random."""
 
 from pathlib import Path
 
