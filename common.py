@@ -1229,9 +1229,10 @@ def compare(folders):
     if not tables:
         fail("no run folders given; try: python common.py runs/*")
 
+    print("best rounds are picked on validation images if there are any, else on test images;\n"
+          "lead: final accuracy minus that of always answering each client's most frequent class")
     for title, table in tables.items():
-        print(f"\n{title}; best rounds are picked on validation images if there are any, else on test images;\n"
-              "lead: final accuracy minus that of always answering each client's most frequent class")
+        print(f"\n{title}")
         print("| run | seeds | by | best % | final % | lead |\n|---|---|---|---|---|---|")
         for row, logs in table.items():
             print_row(row, logs)
