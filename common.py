@@ -1,6 +1,7 @@
 """What the six scripts share. No method lives here.
 
-    Part I    what a round needs: clients and models, participants, minibatches, class means, averages, evaluation
+    Part I    what a round needs: clients and models, participants, minibatches, class means, averages, evaluation,
+              randomness
     Part II   data and models: the clients' images, architectures, partitions, data sets
     Part III  the frame: run folder, pictures, comparing runs, command line
 
@@ -86,7 +87,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # adaptive average pooling to D values, as the papers' average pooling layer
+        # average pooling to D values, as in the papers; fewer than D are repeated
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -110,14 +111,18 @@ def for_each_client(function, clients, *arguments, workers):
     threads = 1
     if clients[0].train.y.device.type == "cpu":
         threads = workers or cores()
-    # if the largest client came last, the other cores would have nothing to do
+
+    def call(client):
+        result = function(client, *arguments)
+        client.net.zero_grad()  # frees the gradients, which take as much memory as the net
+        return client.id, result
+
+    # if the client with the most images came last, the other cores would wait for it
     largest_first = sorted(clients, key=lambda client: -len(client.train.y))
     results = {}
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        in_turn = pool.map(lambda client: function(client, *arguments), largest_first)
-        for client, result in zip(largest_first, in_turn):
-            client.net.zero_grad()  # frees the gradients, which take as much memory as the net
-            results[client.id] = result
+        for i, result in pool.map(call, largest_first):
+            results[i] = result
             show_progress(f"client {len(results)}/{len(clients)}")
     return [results[client.id] for client in clients]
 
@@ -172,7 +177,7 @@ def class_means(net, images):
 
 
 def distances(a, b):
-    """Euclidean distances of a (n, D) and b (m, D) -> (n, m). With more than 25 rows torch.cdist's default
+    """Euclidean distances of a (n, D) and b (k, D) -> (n, k). With more than 25 rows torch.cdist's default
     multiplies matrices, and small distances drown in rounding; this mode subtracts."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
@@ -205,24 +210,24 @@ def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"
     -> {"classifier": %, name: %, "most_frequent": %}, or {} in a round without evaluation."""
     if not is_due(t, args.eval_every, args):
         return {}
-    right = for_each_client(right_answers, clients, prototypes, known, workers=args.workers)
-    by_classifier, by_prototype, most_frequent = zip(*right)
+    right = for_each_client(right_answers, clients, prototypes, known, name, workers=args.workers)
     images = sum(len(client.test.y) for client in clients)
-    return {"classifier": 100 * sum(by_classifier) / images, name: 100 * sum(by_prototype) / images,
-            "most_frequent": 100 * sum(most_frequent) / images}
+    return {kind: 100 * sum(answers[kind] for answers in right) / images for kind in right[0]}
 
 
 @torch.no_grad()
-def right_answers(client, prototypes, known):
-    """How many of its own test images a client gets right -> by its model's classifier, by the nearest prototype, and
-    by always answering its most frequent training class: the baseline that the other two must beat."""
+def right_answers(client, prototypes, known, name="prototype"):
+    """How many of its own test images a client gets right by its model's classifier, by the nearest prototype, and by
+    always answering its most frequent training class: the baseline that the other two must beat. Keys as in
+    evaluate_personal."""
     z = extract(client.net, client.test.x)
     y = client.test.y
     most_frequent_class = torch.bincount(client.train.y).argmax()
     by_classifier = client.net.classifier(z).argmax(1) == y
     by_prototype = nearest_prototype(z, prototypes, known) == y
     by_frequency = y == most_frequent_class
-    return by_classifier.sum().item(), by_prototype.sum().item(), by_frequency.sum().item()
+    return {"classifier": by_classifier.sum().item(), name: by_prototype.sum().item(),
+            "most_frequent": by_frequency.sum().item()}
 
 
 def nearest_prototype(z, prototypes, known=None):
@@ -482,7 +487,7 @@ def dirichlet(y, domain, args, rng):
     A client that already holds N/K images gets nothing of the remaining classes, as in PFLlib's generator and FedFM's
     code. If the smallest client has too few images (`fewest_images`), we draw again. After 100 draws we take the one
     whose smallest client is largest."""
-    least, best = -1, None
+    least = -1
     for _ in range(100):
         owner = np.empty(len(y), int)  # of each image
         held = np.zeros(args.clients, int)
@@ -508,7 +513,8 @@ def pathological(y, domain, args, rng):
     """Each client gets --classes-per-client classes, those with the fewest owners so far. A class's owners get a
     minimum each; the rest of the class is cut at random points."""
     stock = indices_by_class(y, rng)
-    classes, each = len(stock), args.classes_per_client
+    classes = len(stock)
+    each = args.classes_per_client
     if each > classes:
         fail(f"--classes-per-client {each}: must be at most the number of classes, {classes}")
     owns = np.zeros((args.clients, classes), int)
@@ -694,7 +700,8 @@ def image_files(folder):
     if not any(folder.glob("*/*")):
         return []
     images = torchvision.datasets.ImageFolder(folder, allow_empty=True)
-    return [(Path(path), images.classes[label]) for path, label in images.samples]
+    found = [(Path(path), images.classes[label]) for path, label in images.samples]
+    return [(path, name) for path, name in found if not name.startswith(".")]  # .ipynb_checkpoints is no class
 
 
 def test_images(dataset, domain, n):
@@ -865,6 +872,7 @@ def draw_domain(name, n, size=32):
     image += 0.04 * torch.randn(n, 1, size, size)
     return image.clamp_(0, 1).mul_(255).round_().byte().expand(-1, 3, -1, -1)
 
+
 # ======================================================================================================
 # Part III. The frame: run folder, pictures, comparing runs, command line
 # ======================================================================================================
@@ -965,7 +973,8 @@ def new_folder(args):
     """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added where that is taken."""
     pieces = [args.script, args.dataset, args.name, f"s{args.seed}"]
     name = "-".join(piece for piece in pieces if piece)
-    folder, n = Path(args.out, name), 1
+    folder = Path(args.out, name)
+    n = 1
     while folder.exists():
         n += 1
         folder = Path(args.out, f"{name}-{n}")
@@ -1032,7 +1041,8 @@ def mean_std(values):
 
 def summarize(run):
     """Print a run's last lines -> {"best by ...": %, "final by ...": %} of each prediction."""
-    log, results = read_log(run.folder), {}
+    log = read_log(run.folder)
+    results = {}
     images = "validation" if "acc_validation" in log else "test"
     for kind in predictions(log):
         best, t, final = best_and_final(log, kind)
@@ -1186,7 +1196,8 @@ def margins(vectors, labels, C):
 def plot_margins(clients, net, prototypes, labels, names):
     """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D). net: the global model,
     or None where every client has its own."""
-    C, table = len(names), []
+    C = len(names)
+    table = []
     for client in clients:
         means, counts = class_means(client.net if net is None else net, client.train)
         owned = counts.nonzero().flatten()
@@ -1219,7 +1230,8 @@ def compare(folders):
         if not predictions(log):  # no round has been tested yet
             continue
         settings = json.loads((folder / "args.json").read_text())
-        seed, _ = settings.pop("seed"), settings.pop("rounds")
+        seed = settings.pop("seed")
+        del settings["rounds"]  # the log says how many were run
         rounds = f" ({len(log['round'])} rounds)"
         row = str(folder).removesuffix(f"-s{seed}") + rounds
         if settings_of_row.setdefault(row, settings) != settings:
@@ -1381,7 +1393,7 @@ def make_parser(description):
     group = parser.add_argument_group("run")
     add = group.add_argument
     add("--seed", type=at_least(0, 2**32 - 1), default=0, help="random seed; glyphs are fixed")
-    add("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda, or cuda:1")
+    add("--device", default="auto", help="auto (cuda if there is one, else cpu), cpu, cuda, or cuda:1")
     add("--workers", type=at_least(0), default=0, help="clients that train side by side on a CPU; 0: one per core")
     add("--eval-every", type=at_least(1), default=1, help="evaluate every so many rounds")
     add("--checkpoint-every", type=at_least(0), default=10, help="save a checkpoint every so many rounds; 0: never")
@@ -1460,7 +1472,8 @@ def run_script(script, description, main, settings, add_flags, words=None):
     folders with several domains; add_flags(group): adds the method's own flags."""
     args = parse(script, description, settings, add_flags, words)
     torch.set_num_threads(1)  # one core for the server; clients run side by side instead, see for_each_client
-    results, seeds = [], range(args.seed, args.seed + args.trials)
+    seeds = range(args.seed, args.seed + args.trials)
+    results = []
     for seed in seeds:
         args.seed = seed
         try:

@@ -1,21 +1,21 @@
 """FedFM: Anchor-based Feature Matching for Data Heterogeneity in Federated Learning.
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
-With heterogeneous data every client learns a feature space of its own, so their models do not average well. FedFM gives
-all clients the same anchors, the mean feature vector of each class, and matches every feature vector to the anchor of
-its class.
+With heterogeneous data every client learns a feature space of its own, and classes overlap. So the clients' models do
+not average well. FedFM gives all clients the same anchors, the mean feature vector of each class. Each client pulls its
+features toward the anchor of their class and away from the others.
 
 One round (m participants, C classes, C_k of them at client k, D features, |w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
   3. The server averages them, weighted by the counts, and sends these anchors (Eq. 9). D floats per anchor to each
-  4. Each participant trains the model on cross-entropy + λ · matching (Eqs. 2 and 10). The matching, called contrastive
-     guiding (Section IV-C), pulls a feature vector to the anchor of its class and away from the others.
+  4. Each participant trains the model on cross-entropy + λ · contrastive guiding (Eqs. 2 and 10, Section IV-C).
   5. Each participant sends its model, and the server averages the models (Eq. 11).  |w| floats
 The global model is then tested on the server's test images. Rounds 1 to T_s are plain FedAvg.
 
 Settings: 10 clients, all of them in each of 100 rounds; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning
-rate 0.01; λ = 50, T_s = 20 (both tuned); temperature α = 0.1. The best round is picked on images that clients hold out.
+rate 0.01; λ = 50 and T_s = 20, tuned; temperature α = 0.1. Each client holds out 20 % of its images to pick the best
+round.
 On a fifth of CIFAR-10 this λ brought the model to chance when matching began (see the results).
 What we changed
   Matching  scales anchors to length 1 as well, as in the authors' code; the paper scales only features.
@@ -78,7 +78,7 @@ def main(args):
 
         scores = evaluate_global(net, tests, t, args)                 # {} in a round that --eval-every leaves out
         if scores:
-            scores |= validate(net, clients)
+            scores.update(validate(net, clients))
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, tuple(anchors))
 

@@ -2,13 +2,13 @@
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
 Clients hold images of different domains: photos, sketches, ... Prototypes averaged from their features keep traces of
-the domains and move close together. So FedLSA's server learns one anchor per class without any client's features: the
-global classifier should recognise the anchors, and they should lie far apart. Clients pull their features toward the
-anchor of their class, on the unit sphere.
+the domains and lie close together. So FedLSA's server learns one anchor per class without any client's features: the
+global classifier should recognise the anchors, and they should lie far apart. Clients scale each feature vector to
+length 1 and pull it toward the anchor of its class.
 
 One round (C classes, D features (the paper's L), |w| floats in the model):
-  1. The server trains its anchors for E_s steps (the paper: epochs) on cross-entropy of the frozen global classifier on
-     the anchors (L_ACE, Eq. 3) + α · separation of the anchors (L_SEP, Eq. 4).
+  1. The server trains its anchors for E_s steps (the paper: epochs) on the frozen global classifier's cross-entropy for
+     them (L_ACE, Eq. 3) + α · the similarity between anchors (L_SEP, Eq. 4).
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
   3. Each participant trains the model on cross-entropy (Eq. 9) + λ · contrast with the anchors (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
@@ -21,9 +21,10 @@ What we changed
   Anchors  have length 1. Eq. 6 needs that, and without it Eq. 4 has no lower bound.
 What the paper leaves open
   α, λ, τ    the first of each on digits, the second on office and PACS. Layer sizes are ours.
-  SGD        its settings and a client's share of its domain: from FPL's code (PACS: from its authors' benchmark).
-  Averaging  by the clients' numbers of images.
-  FedAvg     may have features of length 1 (--lam 0, a strong baseline) or not (--lam 0 --no-sphere). Run both.
+  SGD        has the learning rate, momentum and weight decay of FPL's code.
+  Shares     a client has 1 % of its domain on digits and 20 % on office (FPL's code), 30 % on PACS (MarsFL's).
+  Averaging  weights clients by their numbers of images.
+  FedAvg     has features of length 1 (--lam 0) or not (--lam 0 --no-sphere).
 Equations, deviations, published rows: .github/papers/fedlsa.md. Results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -176,11 +177,9 @@ def anchor_separation(anchors, tau):
 
     In the paper τ divides the exponential, which only adds the constant −log τ. anchors (C, D) -> scalar."""
     C = len(anchors)
-    if C == 1:
-        return anchors.new_zeros(())                                  # nothing to separate
-    logits = anchors @ anchors.T / tau                                # (C, C)
-    logits.fill_diagonal_(-math.inf)                                  # leaves out j = i
-    return (logits.logsumexp(dim=1) - math.log(C - 1)).mean()
+    similarity = anchors @ anchors.T / tau                            # (C, C)
+    similarity.fill_diagonal_(-math.inf)                              # exp gives 0, which leaves out j = i
+    return (similarity.logsumexp(dim=1) - math.log(C - 1)).mean()
 
 
 # --- the model --------------------------------------------------------------------------------------
@@ -200,7 +199,7 @@ def build_sphere_net(data, args):
     The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512), and one linear layer each for the other two."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # another name would give other weights
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # the name under which our results were drawn
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)
@@ -226,8 +225,9 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper names two values each for α, λ and τ, but not which data set has which. A small λ does worse on office; on
-# digits α and λ hardly matter. Digits and data without domains get the first of each, the others the second. Domain
+# The paper names two values each for α, λ and τ, but not which data set has which. It says that a small λ does worse on
+# office and that on digits α and λ hardly matter. Digits and data without domains get the first of each, the others the
+# second. Domain
 # fractions are those of FPL's code, on PACS those of a later benchmark by its authors.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)

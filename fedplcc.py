@@ -2,9 +2,9 @@
 under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
-and the server clusters the clusters' means. FedPLCC adds two things. It weights a prototype by its share of its class's
-images, so that a few outliers count little. And L_corr pulls a feature only to the best share φ of its class's
-prototypes, ranked by similarity × weight.
+and the server clusters the clusters' means. FedPLCC adds two things. It weights each prototype by the share of the
+class's images that it stands for, so that a few outliers count little. And its loss L_corr pulls a feature only to the
+best share φ of the prototypes of its class, ranked by similarity × weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
@@ -19,7 +19,7 @@ Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 10
 What we changed
   Eq. 5   is a mean over a batch, not a sum over the client's images, so our λ1 and λ2 may not be on the paper's scale.
 What the paper leaves open
-  E       counts epochs, as in Table I; Section IV says iterations once.
+  E       counts epochs, as in Table I and Algorithm 1; Section IV speaks of iterations.
   τ       is 0.07, though Section IV also calls 0.55 optimal.
   FINCH   works in passes; we keep the last that leaves at least two clusters, as FedPLVM's code does.
   Images  have 64 pixels and come in batches of 32.
@@ -170,8 +170,8 @@ def attraction(s, same_class, weights, phi):
     ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
     rank = torch.arange(len(weights), device=s.device)
     n = same_class.sum(1)                                                    # (B,)
-    share = (phi * n * (1 - 1e-6)).ceil()                                    # ⌈φ n⌉; in floats 0.3 · 50 is above 15
-    kept = rank < share[:, None]
+    num_kept = (phi * n * (1 - 1e-6)).ceil()                                 # ⌈φ n⌉; in floats 0.3 · 50 is above 15
+    kept = rank < num_kept[:, None]
     return -(ranked * kept).sum(1)
 
 

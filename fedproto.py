@@ -12,10 +12,11 @@ One round (m participants, C classes, C_i of them at client i, D features (the p
      its class (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them, weighted by the counts (Eq. 3).
-Every client then classifies its test images by the nearest prototype, as in the paper, and by its classifier.
+Every client then classifies its test images, a quarter of its own, by the nearest prototype, as in the paper, and by
+its classifier.
 
-Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; eight architectures:
---model htfe8. Our default is one small CNN for all; on fmnist the paper's eight small CNNs, which glyphs take too.
+Settings: 20 clients, all of them in each of 1000 rounds; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1;
+eight architectures (--model htfe8). Our default is one small CNN, on fmnist and glyphs the paper's eight small ones.
 What we changed
   Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
@@ -58,7 +59,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        down = len(chosen) * known.sum() * D                          # what step 1 sends; `known` grows below
+        down = len(chosen) * known.sum() * D                          # sent in step 1, before `known` grows
         # the same as [client_update(client, prototypes, known, t, args) for client in chosen], several at a time
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
 
@@ -121,7 +122,7 @@ def prototype_distance(z, y, prototypes, known, distance):
 # --- the server -------------------------------------------------------------------------------------
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants.
+    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants. n_ic is |𝒟_ic|.
 
     local_prototypes P_i^c (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)

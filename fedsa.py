@@ -7,28 +7,31 @@ its class and push it away from the others. They train their classifier on the a
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its anchors.                                                     C · D floats to each
-  2. Each participant trains its model on cross-entropy + λ1 · distance to the anchor of the class (L_R, Eq. 5)
-     + λ2 · contrast with the other anchors, with margin d* (L_MCL, Eqs. 6 and 7) + λ3 · the classifier's loss on the
-     anchors (L_CC, Eq. 8).
+  2. Each participant trains its model on cross-entropy
+     + λ1 · the distance of each feature vector to the anchor of its class (L_R, Eq. 5)
+     + λ2 · a contrastive loss: that anchor should be nearer than any other, by a margin d* (L_MCL, Eqs. 6 and 7)
+     + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
-  4. The server averages them (Eq. 3) and moves its anchors slightly toward the averages (Eq. 10).
-Every client then classifies its test images by its classifier and by the nearest anchor; the paper does not say which.
+  4. The server averages them, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
+Every client then classifies its test images, a quarter of its own, by its classifier and by the nearest anchor. The
+paper does not say which.
 
-Settings: 10 of 100 clients in each of 1000 rounds (cross-device) or all 20 (cross-silo, our default); E = 1 epoch in
-batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several; λ3 = 1; α = 0.9999.
+Settings: 20 clients, all of them in each of 1000 rounds (cross-silo, our default), or 10 of 100 (cross-device, the
+paper's main setting); Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for
+several; λ3 = 1; α = 0.9999.
 What we changed
-  Eqs. 5, 7  are means over samples. The paper takes class means, and Eq. 5 sums them, so its λ1 pulls harder.
+  Eqs. 5, 7  compare samples, not class means, and take the mean. Eq. 5 is a sum, so the same λ1 pulls harder there.
   Anchors    pass through a layer that is never trained, as in the authors' code; the paper has no loss for it.
-  Eq. 3      and the partition: as in fedproto.py.
+  Eq. 3      as in fedproto.py; so is the partition.
 What the paper leaves open
   Class means  are taken before training for the margin, after it for Eq. 3.
-  Optimiser    and initial weights: as in fedproto.py.
+  Optimiser    as in fedproto.py; so are the initial weights.
 Equations, deviations, published rows: .github/papers/fedsa.md. Results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, under a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1                  Table 1, cross-device
     python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8   Table 2, eight models
-    python fedsa.py --lam-mcl 0 --lam-cc 0 --projection none                             Table 4's first row
+    python fedsa.py --lam-mcl 0 --lam-cc 0 --projection none                             glyphs with L_R alone
 """
 
 from typing import NamedTuple
@@ -126,7 +129,7 @@ def lambda_2(args):
 
 def regularization(z, y, anchors, distance):
     """L_R, Eq. 5: the distance d(z_b, Ā^{y_b}) of a sample to the anchor of its class, mean over the batch. The paper
-    sums it over a client's class means. "mse" is the squared distance divided by D.
+    adds up the distances of a client's class means. "mse" is the squared distance divided by D.
 
     z (B, D), y (B,), anchors (C, D) -> scalar."""
     difference = z - anchors[y]
@@ -212,7 +215,7 @@ BASE = dict(                # from the paper's "Implementation details", unless 
     local_epochs=1,
     batch_size=10,
     batches="full",         # not in the paper: drops the last incomplete batch, as the authors' code does
-    lr=0.01,
+    lr=0.01,                # the paper's λ
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
     lam_r=0.1,              # λ1

@@ -9,21 +9,22 @@ One round (m participants, C classes, C_i of them at client i, D features (the p
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
   2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
      its class (Eq. 11).
-  3. It sends its prototypes, the mean features of its classes (Eq. 2).                C_i · D floats
+  3. It sends its prototypes, the class means (Eq. 2), but no class counts.            C_i · D floats
   4. The server computes δ, the largest distance between two class centres (plain means of the clients' prototypes), at
      most τ (Eq. 9). It trains its prototypes for S epochs (Eq. 10): a vector per class, passed through a small network.
-Every client then classifies its test images by the nearest prototype, as in the paper, and by its classifier.
+Every client then classifies its test images, a quarter of its own, by the nearest prototype, as in the paper, and by
+its classifier.
 
-Settings: 20 clients, all of them in each of 1000 rounds; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
-eight architectures: --model htfe8. Our default is one small CNN for all; on fmnist the paper's eight small CNNs, which
-glyphs take too.
+Settings: 20 clients, all of them in each of 1000 rounds; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1;
+τ = 100; S = 100; eight architectures (--model htfe8). Our default is one small CNN; on fmnist and glyphs it is the
+paper's eight small ones.
 What we changed
   Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 10     is a mean over a batch, not a sum.
   Partition  as in fedproto.py.
 What the paper leaves open
-  Optimisers       plain SGD; the server has the clients' learning rate and shuffled batches of client prototypes.
   Initial weights  as in fedproto.py.
+  Optimisers       plain SGD. The server uses the clients' learning rate and batch size.
 Equations, deviations, published rows: .github/papers/fedtgp.md. Results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, under a minute
@@ -123,10 +124,10 @@ def prototype_distance(z, y, prototypes, distance):
 # --- the server -------------------------------------------------------------------------------------
 
 class PrototypeNet(nn.Module):
-    """All global prototypes P̂^c -> (C, D). Every class has a trainable vector v^c (the paper's Ṕ^c). One network for
-    all classes, the paper's F, turns them into prototypes: Linear, ReLU, Linear.
+    """All global prototypes P̂^c -> (C, D). Every class has a trainable vector Ṕ^c. One network for all classes,
+    the paper's F, turns the vectors into prototypes: Linear, ReLU, Linear.
 
-    The paper gives neither the hidden width (ours: D) nor the distribution of v (ours: N(0, I))."""
+    The paper gives neither the hidden width (ours: D) nor the vectors' distribution (ours: N(0, I))."""
 
     def __init__(self, C, D, no_mlp):
         super().__init__()
@@ -134,10 +135,10 @@ class PrototypeNet(nn.Module):
             self.mlp = nn.Identity()                                  # ablation "w/o F": the vectors themselves
         else:
             self.mlp = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D))
-        self.v = nn.Parameter(torch.randn(C, D))
+        self.vectors = nn.Parameter(torch.randn(C, D))
 
     def forward(self):
-        return self.mlp(self.v)
+        return self.mlp(self.vectors)
 
 
 def server_margin(local_prototypes, owned, args):
@@ -170,8 +171,8 @@ def adaptive_margin(centres, tau):
 
 
 def largest_nearest_distance(centres, tau):
-    """The margin of the authors' code: of all centres' distances to their nearest other one (as in Fig. 1's caption)
-    the largest, at most τ.
+    """The margin of the authors' code: each centre has a distance to its nearest other centre, and the largest of these
+    distances is the margin, at most τ.
 
     centres (U, D) -> scalar, 0 for a single class."""
     if len(centres) == 1:
@@ -190,9 +191,9 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
     _, labels = owned.nonzero(as_tuple=True)                          # (N,) their classes, in the same order
     rng = generator(args.seed, "server", t)
-    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)                    # without --momentum
+    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)                    # no momentum
     for _ in range(args.server_epochs):
-        losses = []                                                   # in the end those of the last epoch
+        losses = []                                                   # of this epoch; the last one's are returned
         order = torch.from_numpy(rng.permutation(len(p))).to(p.device)
         for index in order.split(args.batch_size):
             prototypes = prototype_net()                              # (C, D), with gradient

@@ -11,7 +11,6 @@ same models and batches, on one core; the floor is its time divided by the numbe
 """
 
 import argparse
-import os
 import re
 import statistics
 import subprocess
@@ -103,7 +102,7 @@ def main():
         words = "--subset 1 --image-size 32 --model cnn4 --local-epochs 1 --momentum 0".split() + words
     args = conftest.arguments("fedproto", *words)
     cuda = args.device != "cpu"
-    cores = 1 if cuda else os.cpu_count()
+    cores = 1 if cuda else common.cores()
     print(torch.cuda.get_device_name() if cuda else f"{cores} cores", f"torch {torch.__version__}", *words)
     if bench.htfllib:
         numbers = write_for_htfllib(bench.htfllib, args)

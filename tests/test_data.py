@@ -109,12 +109,13 @@ def test_check_of_a_folder(tmp_path, monkeypatch, capsys):
 
 
 def test_domains_with_and_without_train_and_test(tmp_path):
-    """Two of ten files are test images, for every seed. Hidden folders are no domains."""
+    """Two of ten files are test images, for every seed. Hidden folders are neither domains nor classes."""
     for n in range(40):
         picture(tmp_path / "set" / "photo" / "cat" / f"{n}.png")
         picture(tmp_path / "set" / "sketch" / ("train" if n < 30 else "test") / "dog" / f"{n}.png")
     (tmp_path / "set" / "photo" / ".DS_Store").touch()  # every Mac leaves one
     picture(tmp_path / "set" / ".thumbnails" / "cat" / "1.png")
+    picture(tmp_path / "set" / "sketch" / "train" / ".ipynb_checkpoints" / "1.png")
     data = load(tmp_path, "set")
     assert data.domains == ["photo", "sketch"] and data.class_names == ["cat", "dog"]
     assert torch.equal(data.y, data.domain)

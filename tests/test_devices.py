@@ -1,5 +1,5 @@
 """A GPU without a GPU. Under torch's FakeTensorMode tensors say that they are on cuda and hold no numbers, and an
-operation on tensors of two devices is refused, as on a real GPU. The inputs below are made on cuda; what a step makes
+operation on tensors of two devices is refused, as on a real GPU (indexing is not refused here). The inputs below are made on cuda; what a step makes
 without saying where is on the CPU. Steps that need a number from a tensor are left out."""
 
 from types import SimpleNamespace

@@ -44,29 +44,30 @@ def test_number_of_participants(K, share, size):
     assert len(set(chosen)) == size
 
 
-def test_minibatches():
-    """Every epoch shuffles all images. No batch has just one; "full" drops an incomplete one, unless it is alone."""
-    images = common.Images(torch.arange(25).view(25, 1, 1, 1), torch.arange(25))
+def numbered_images(n):
+    return common.Images(torch.arange(n).view(n, 1, 1, 1), torch.arange(n))
+
+
+def test_each_epoch_shuffles_all_images():
+    """The order depends on seed, round and client. A last batch of one joins the one before."""
     args = SimpleNamespace(seed=0, local_epochs=2, batch_size=8, batches="all")
     orders = [tuple(range(25))]
     for seed, t, i in ((0, 1, 0), (1, 1, 0), (0, 2, 0), (0, 1, 1)):
         args.seed = seed
-        batches = list(common.minibatches(common.Client(i, images), t, args))
+        batches = list(common.minibatches(common.Client(i, numbered_images(25)), t, args))
         assert [len(y) for _, y in batches] == [8, 8, 9, 8, 8, 9]
         assert all(x.flatten().equal(y) for x, y in batches)
         order = torch.cat([y for _, y in batches]).tolist()
         assert sorted(order[:25]) == sorted(order[25:]) == list(range(25))
         orders += [tuple(order[:25]), tuple(order[25:])]
     assert len(set(orders)) == 9
-    args.batches = "full"
-    batches = common.minibatches(common.Client(0, images), 1, args)
-    assert [len(y) for _, y in batches] == [8] * 6
-    even = common.Images(images.x[:16], images.y[:16])
-    batches = common.minibatches(common.Client(0, even), 1, args)
-    assert [len(y) for _, y in batches] == [8] * 4
-    few = common.Images(images.x[:5], images.y[:5])
-    batches = common.minibatches(common.Client(0, few), 1, args)
-    assert [len(y) for _, y in batches] == [5, 5]
+
+
+@pytest.mark.parametrize("n, sizes", [(25, [8, 8, 8]), (23, [8, 8]), (16, [8, 8]), (5, [5])])
+def test_full_drops_an_incomplete_batch_unless_it_is_alone(n, sizes):
+    args = SimpleNamespace(seed=0, local_epochs=2, batch_size=8, batches="full")
+    batches = common.minibatches(common.Client(0, numbered_images(n)), 1, args)
+    assert [len(y) for _, y in batches] == sizes * 2
 
 
 def test_training_and_test_images(monkeypatch):
@@ -85,7 +86,7 @@ def test_training_and_test_images(monkeypatch):
 
 
 def test_the_servers_initial_vectors_are_normally_distributed():
-    for v in fedtgp.PrototypeNet(300, 64, no_mlp=False).v, fedlsa.AnchorNet(40, 512, 8).R:
+    for v in fedtgp.PrototypeNet(300, 64, no_mlp=False).vectors, fedlsa.AnchorNet(40, 512, 8).R:
         assert v.mean().item() == pytest.approx(0, abs=0.03)
         assert v.std().item() == pytest.approx(1, abs=0.03)
         assert v.max() > 3

@@ -160,7 +160,6 @@ def test_fedlsa_eq4_anchor_separation():
         terms.append(math.log(np.mean(others)))
     agree(fedlsa.anchor_separation(tensor(a), 0.5), np.mean(terms))
     assert torch.autograd.gradcheck(lambda a: fedlsa.anchor_separation(a, 0.5), tensor(a).requires_grad_())
-    assert fedlsa.anchor_separation(tensor(a[:1]), 0.5).item() == 0
     equal = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     assert fedlsa.anchor_separation(equal, 0.001).item() == pytest.approx(1000)  # exp(1000) is inf
 
@@ -566,7 +565,7 @@ def test_fedtgp_global_prototypes():
     torch.testing.assert_close(net(), (v @ w1.T + b1).relu() @ w2.T + b2)
     assert v.shape == (7, 5) and w1.shape == w2.shape == (5, 5)
     plain = fedtgp.PrototypeNet(7, 5, no_mlp=True)
-    assert plain().equal(plain.v) and len(list(plain.parameters())) == 1
+    assert plain().equal(plain.vectors) and len(list(plain.parameters())) == 1
 
 
 def test_fedlsa_anchor_net():
