@@ -21,5 +21,5 @@ def by_cosine(z, prototypes, known=None):
     return cosine.argmax(1)
 
 
-common.nearest_prototype = by_cosine  # the script, run by the next line, imports ours instead
+common.nearest_prototype = by_cosine  # right_answers in common.py now calls ours
 runpy.run_path(sys.argv.pop(1), run_name="__main__")

@@ -1,4 +1,4 @@
-"""Exercise 2: two sets of class means judge the same clients. Training is unchanged; each round prints two more
+"""Exercise 2: two sets of class means classify the same clients' images. Training is unchanged; each round prints two more
 accuracies.
 
     python .github/class/teachers.py fedproto.py --lam 0
