@@ -331,16 +331,16 @@ def choices():
 
     def late(name):
         return number(mean(plcc[name][0], DOMAINS, 81, 100))
-    show("choices", ["choice", "ours", "instead", "the paper"], [
-        ["FedPLCC, τ = 0.07, or 0.55, \"optimal\" in the ablation", late("fedplcc-1-epoch"), late("fedplcc-1-epoch-tau-0.55"),
+    show("choices", ["choice: ours → instead", "ours", "instead", "the paper"], [
+        ["FedPLCC: τ = 0.07 → 0.55", late("fedplcc-1-epoch"), late("fedplcc-1-epoch-tau-0.55"),
          number(np.mean(FEDPLCC["fedplcc"]))],
-        ["the same, or 0.055, perhaps meant there", late("fedplcc-1-epoch"), late("fedplcc-1-epoch-tau-0.055"),
+        ["the same: 0.07 → 0.055", late("fedplcc-1-epoch"), late("fedplcc-1-epoch-tau-0.055"),
          number(np.mean(FEDPLCC["fedplcc"]))],
-        ["FedLSA's FedAvg, a client has 20 % of a domain, or 10 %", number(last_of_domains(lsa["fedavg"][0])),
+        ["FedLSA's FedAvg: 20 % of a domain → 10 %", number(last_of_domains(lsa["fedavg"][0])),
          number(last_of_domains(lsa["fedavg-10-percent"][0])), number(FEDLSA_MEAN["fedavg"])],
-        ["the same, or 30 %", number(last_of_domains(lsa["fedavg"][0])),
+        ["the same: 20 % → 30 %", number(last_of_domains(lsa["fedavg"][0])),
          number(last_of_domains(lsa["fedavg-30-percent"][0])), number(FEDLSA_MEAN["fedavg"])],
-        ["FedTGP by prototype, Eq. 10 a mean over a batch, or a sum as printed", number(last(fifth["fedtgp"][0], "prototype")),
+        ["FedTGP by prototype, a fifth of CIFAR-10: mean in Eq. 10 → sum", number(last(fifth["fedtgp"][0], "prototype")),
          number(last(fifth["fedtgp-sum"][0], "prototype")), ""],
     ])
 
@@ -381,7 +381,8 @@ def readme():
         return [title, published and number(published), lead(one, other, last_of_domains), verdict]
 
     show("readme", ["lead in points of accuracy", "published", "ours (95 % CI)", "verdict"], [
-        architectures_row("FedTGP over FedProto, eight architectures", FEDTGP_LEAD, "fedtgp-mse-eight"),
+        architectures_row("FedTGP over FedProto, eight architectures, FedTGP's code", FEDTGP_LEAD, "fedtgp-mse-eight"),
+        architectures_row("FedTGP over FedProto, four architectures, FedTGP's code", "", "fedtgp-mse"),
         architectures_row("FedTGP over FedProto, four architectures", "", "fedtgp"),
         architectures_row("FedSA over FedProto, four architectures", "", "fedsa"),
         device_row("FedTGP over FedProto, one small CNN", "fedtgp", "fedtgp", "behind FedProto"),
