@@ -1427,6 +1427,19 @@ def preset(args, settings):
     return settings["default"]
 
 
+def preset_defaults(first, settings):
+    """The preset of the data set, without what a typed flag excludes -> {flag: value}."""
+    defaults = dict(preset(first, settings))
+    for name in defaults:
+        if not hasattr(first, name):
+            fail(f"{name} in SETTINGS: no such flag")
+    # only one flag of these pairs may be set: if one is typed, the preset of the other goes
+    for pair in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
+        if any(getattr(first, name) for name in pair):
+            defaults |= dict.fromkeys(pair)
+    return defaults
+
+
 def parse(script, description, settings, add_flags, words=None):
     """Command line -> args. What the user types overrides the preset, and the preset overrides the defaults."""
     words = sys.argv[1:] if words is None else words
@@ -1437,15 +1450,7 @@ def parse(script, description, settings, add_flags, words=None):
     # Parse twice: the first pass finds which defaults apply, the second uses them. --help waits for the second.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     if first.resume is None:
-        chosen = preset(first, settings)
-        defaults = chosen | {"script": script}
-        for name in chosen:
-            if not hasattr(first, name):
-                fail(f"{name} in SETTINGS: no such flag")
-        # only one flag of these pairs may be set: if one is typed, the preset of the other goes
-        for pair in ("clients", "domain_clients"), ("images_per_class", "domain_fraction"):
-            if any(getattr(first, name) for name in pair):
-                defaults |= dict.fromkeys(pair)
+        defaults = preset_defaults(first, settings) | {"script": script}
     else:
         saved = load_checkpoint(first.resume, script)
         defaults = saved["settings"] | dict(no_plots=False, trials=1)

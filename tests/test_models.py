@@ -88,7 +88,7 @@ def test_networks_of_torchvision(name, parameters):
 
 
 def test_small_resnets_and_stems():
-    """resnet4 has one stage, resnet6 two; a small stem keeps the image's size."""
+    """Each stage doubles the width; a small stem keeps the image's size."""
     with torch.device("meta"):
         x = torch.randn(2, 3, 32, 32)
         for name, width in dict(resnet4=64, resnet6=128, resnet8=256, resnet10=512).items():
@@ -153,7 +153,7 @@ def test_images_are_normalised():
 
 @pytest.mark.parametrize("D, want", [(2, [-0.5, 0.5]), (4, [-1, 0, 1, 0]), (8, [-1, -1, 0, 0, 1, 1, 0, 0])])
 def test_features_are_pooled_to_size_D(D, want):
-    """Features are averaged, not cut off."""
+    """More than D values are averaged, fewer are repeated."""
     x = torch.tensor([0, 127.5, 255, 127.5]).view(1, 1, 2, 2)
     pooled = common.Net(torch.nn.Flatten(), None, D, 10)
     assert pooled.features(x).tolist() == [want]

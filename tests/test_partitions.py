@@ -78,7 +78,7 @@ def test_dirichlet_gives_a_full_client_nothing_of_the_classes_that_follow():
 
 
 def test_dirichlet_draws_again_until_the_smallest_client_has_enough():
-    """Two batches are enough."""
+    """Two batches each are enough to stop."""
     for seed in range(5):
         counts = split_counts(TEN, partition="dirichlet", clients=15, batch_size=15, seed=seed)
         assert counts.sum(1).min() >= 30
@@ -99,7 +99,7 @@ def test_the_fewest_images_of_a_client(n, clients, fewest):
 
 
 def test_pathological_deals_classes_evenly():
-    """No owner has next to nothing; the seed draws them."""
+    """Three classes for each client, three owners for each class, a minimum for each owner; the seed draws them."""
     first_clients = set()
     for seed in range(20):
         counts = split_counts(TEN, partition="pathological", clients=10, classes_per_client=3, seed=seed)

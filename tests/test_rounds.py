@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
 from conftest import GLOBAL, PERSONAL, arguments, checkpoint, every_script, log
-from reference import sgd_step, weighted_mean
+from reference import sgd_step
 
 K, C, D = 5, 6, 8
 # With this seed some class is at two participants in each round, and from round 2 on a class of an earlier one at none.
@@ -115,15 +115,9 @@ def classes_sent(now):
     return sum(len(client.train.y.unique()) for client in now.chosen)
 
 
-def class_averages(now):
-    """Eq. 3 -> {class: mean of the participants' prototypes, weighted by their numbers of images}."""
-    averages = {}
-    for c in range(C):
-        owners = [sent for sent in now.sent.values() if sent.counts[c] > 0]
-        if owners:
-            mean = weighted_mean([sent.prototypes[c] for sent in owners], [sent.counts[c].item() for sent in owners])
-            averages[c] = torch.tensor(mean)
-    return averages
+def stacked(now, name):
+    """What the participants sent under this name, in their order -> (m, ...)."""
+    return torch.stack([getattr(now.sent[client.id], name) for client in now.chosen])
 
 
 # --- the rounds -------------------------------------------------------------------------------------
@@ -134,8 +128,9 @@ def test_fedproto_round(play):
     for now in play("fedproto"):
         check_given(now, prototypes, known)
         down = len(now.chosen) * known.sum() * D
-        for c, average in class_averages(now).items():
-            prototypes[c], known[c] = average, True
+        averages, uploaded = fedproto.weighted_mean(stacked(now, "prototypes"), stacked(now, "counts"))
+        prototypes[uploaded] = averages[uploaded]
+        known |= uploaded
         assert now.traffic == (classes_sent(now) * (D + 1), down)
         check_tested(now, prototypes, known)
 
@@ -158,8 +153,8 @@ def test_fedsa_round(play):
         anchors = fedsa.make_anchors(C, D, "linear")
     for now in play("fedsa", "--alpha 0.7 --projection linear"):
         check_given(now, anchors)
-        for c, average in class_averages(now).items():
-            anchors[c] = 0.7 * anchors[c] + 0.3 * average
+        averages, uploaded = fedsa.weighted_mean(stacked(now, "prototypes"), stacked(now, "counts"))
+        anchors[uploaded] = 0.7 * anchors[uploaded] + 0.3 * averages[uploaded]
         assert now.traffic == (classes_sent(now) * (D + 1), 3 * C * D)
         check_tested(now, anchors)
 
@@ -172,8 +167,8 @@ def test_fedtgp_round(flags, play):
     prototypes = net().detach()
     for t, now in enumerate(play("fedtgp", flags + " --server-epochs 3 --batch-size 4"), 1):
         check_given(now, prototypes)
-        local = torch.stack([now.sent[client.id].prototypes for client in now.chosen])
-        owned = torch.stack([now.sent[client.id].owned for client in now.chosen])
+        local = stacked(now, "prototypes")
+        owned = stacked(now, "owned")
         margin = fedtgp.server_margin(local, owned, now.args)
         prototypes, losses = fedtgp.server_update(net, local, owned, margin, t, now.args)
         logged = [now.row["margin"], now.row["server_loss"], now.row["last_batch_loss"]]
@@ -246,23 +241,26 @@ def test_fedfm_round(flags, play):
         assert now.row["acc_validation"] == pytest.approx(np.mean(validation))
 
 
-@pytest.mark.parametrize("flags", ["--model-every 1 --warmup 2", "--model-every 3 --warmup 0 --aggregate uniform",
-                                   "--model-every 2 --warmup 0 --lam 0"])
-def test_fedfm_lite_round(flags, play):
-    """The clients' own models make the next anchors and travel every --model-every rounds."""
+@pytest.mark.parametrize("flags, downloads, uploads", [
+    ("--model-every 1 --warmup 2", (1, 2, 3, 4, 5), (1, 2, 3, 4, 5)),
+    ("--model-every 3 --warmup 0 --aggregate uniform", (1, 4), (3, 5)),  # the last round always uploads
+    ("--model-every 2 --warmup 0 --lam 0", (1, 3, 5), (2, 4, 5)),
+])
+def test_fedfm_lite_round(flags, downloads, uploads, play):
+    """The clients' own models make the next anchors. Models travel in these rounds only."""
     story = play("fedfm", "--lite --validation 0 --lam 1 " + flags, rounds=5)
     model, *_ = story[0].before.values()
-    size, anchors, every = common.model_size(story[0].tested), NO_ANCHORS, story[0].args.model_every
+    size, anchors = common.model_size(story[0].tested), NO_ANCHORS
     for t, now in enumerate(story, 1):
         up, down = 0, 3 * anchors.known.sum() * D
         check_given(now, anchors if anchors.known.any() else None)
-        if every == 1 or t % every == 1:
+        if t in downloads:
             own = dict.fromkeys(range(K), model)  # all of them download
             down += K * size
         for i, before in now.before.items():
             near(before, own[i])
             own[i] = now.sent[i].model
-        if t % every == 0 or t == 5:
+        if t in uploads:
             model = average_model(now)
             up += 3 * size
         near(weights(now.tested), model)
@@ -368,7 +366,8 @@ def test_client_update(script, monkeypatch):
 @pytest.mark.parametrize("flags", ["iid", "dirichlet --beta 5", "domain --domain-fraction 0.4"])
 @pytest.mark.parametrize("script, share", [("fedproto", 0.25), ("fedlsa", 0.0), ("fedfm", 0.25)])
 def test_no_image_is_where_it_must_not_be(script, share, flags):
-    """No image is held twice, nobody trains on held-out images, and no two clients share a model."""
+    """No image is held twice, nobody trains on held-out images, no two clients share a model, and each client has its
+    domain."""
     data = small_dataset()
     args = arguments(script, "--device cpu --model cnn4 --clients 3 --partition", flags)
     if script in PERSONAL:

@@ -15,7 +15,7 @@ from conftest import GLOBAL, OFF, PERSONAL, SMALL, arguments, every_script, log,
 
 @every_script
 def test_a_run_leaves_its_folder(script, run, monkeypatch):
-    """More workers change no number; another seed does."""
+    """Its name, its files; three workers change no number, another seed does."""
     monkeypatch.setattr(common, "in_two_dimensions", lambda z, seed: (z[:, :2].numpy(), "plane"))  # t-SNE is slow
     plain = run(script, SMALL[script], "--workers 3")
     drawn = run(script, SMALL[script].replace("--no-plots", "--checkpoint-every 2"))
