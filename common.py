@@ -216,10 +216,10 @@ def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"
 
 
 @torch.no_grad()
-def right_answers(client, prototypes, known, name="prototype"):
-    """How many of its own test images a client gets right by its model's classifier, by the nearest prototype, and by
-    always answering its most frequent training class: the baseline that the other two must beat. Keys as in
-    evaluate_personal."""
+def right_answers(client, prototypes, known, name):
+    """How many of its own test images a client gets right with its model's classifier, with the nearest prototype, and
+    by always answering its most frequent training class: the baseline that the other two must beat.
+    -> {"classifier": n, name: n, "most_frequent": n}"""
     z = extract(client.net, client.test.x)
     y = client.test.y
     most_frequent_class = torch.bincount(client.train.y).argmax()

@@ -8,15 +8,15 @@ features toward the anchor of their class and away from the others.
 One round (m participants, C classes, C_k of them at client k, D features, |w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
-  3. The server averages them, weighted by the counts, and sends these anchors (Eq. 9). D floats per anchor to each
+  3. The server averages them, weighted by the counts, and sends the anchors (Eq. 9).  D floats per anchor to each
   4. Each participant trains the model on cross-entropy + λ · contrastive guiding (Eqs. 2 and 10, Section IV-C).
-  5. Each participant sends its model, and the server averages the models (Eq. 11).  |w| floats
+  5. It sends the model, and the server averages the models (Eq. 11).                  |w| floats
 The global model is then tested on the server's test images. Rounds 1 to T_s are plain FedAvg.
 
 Settings: 10 clients, all of them in each of 100 rounds; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning
 rate 0.01; λ = 50 and T_s = 20, tuned; temperature α = 0.1. Each client holds out 20 % of its images to pick the best
 round.
-On a fifth of CIFAR-10 this λ brought the model to chance when matching began (see the results).
+On a fifth of CIFAR-10 accuracy dropped to chance with this λ when matching began (see the results).
 What we changed
   Matching  scales anchors to length 1 as well, as in the authors' code; the paper scales only features.
   Uploads   hold the means of a client's own classes; in the paper a client sends all C.
@@ -348,7 +348,7 @@ DOMAINS = dict(             # not from a paper
 SETTINGS = {
     "default": BASE,        # cifar10 among others
     "cinic10": dict(BASE, dominant_share=0.5),                        # from the authors' partition code
-    # Table III's 23,705 thousand weights are those of a ResNet50 that begins with a 3x3 convolution, as in the authors'
+    # Table III's 23.7 million weights are those of a ResNet50 that begins with a 3x3 convolution, as in the authors'
     # code; the augmentation is from there as well
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
     # not from the paper: the folder digits, other folders with domains, glyphs

@@ -7,8 +7,8 @@ global classifier should recognise the anchors, and they should lie far apart. C
 length 1 and pull it toward the anchor of its class.
 
 One round (C classes, D features (the paper's L), |w| floats in the model):
-  1. The server trains its anchors for E_s steps (the paper: epochs) on the frozen global classifier's cross-entropy for
-     them (L_ACE, Eq. 3) + α · the similarity between anchors (L_SEP, Eq. 4).
+  1. For E_s steps (the paper: epochs) the server trains its anchors on the frozen global classifier's cross-entropy
+     (L_ACE, Eq. 3) + α · the similarity between anchors (L_SEP, Eq. 4).
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
   3. Each participant trains the model on cross-entropy (Eq. 9) + λ · contrast with the anchors (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
@@ -20,11 +20,11 @@ What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1. Eq. 6 needs that, and without it Eq. 4 has no lower bound.
 What the paper leaves open
-  α, λ, τ    the first of each on digits, the second on office and PACS. Layer sizes are ours.
-  SGD        has the learning rate, momentum and weight decay of FPL's code.
+  α, λ, τ    the first of each on digits, the second on office and PACS.
+  SGD        uses the learning rate, momentum and weight decay of FPL's code.
   Shares     a client has 1 % of its domain on digits and 20 % on office (FPL's code), 30 % on PACS (MarsFL's).
-  Averaging  weights clients by their numbers of images.
-  FedAvg     has features of length 1 (--lam 0) or not (--lam 0 --no-sphere).
+  Averaging  is weighted by the clients' numbers of images.
+  FedAvg     is --lam 0 (features of length 1) or --lam 0 --no-sphere.
 Equations, deviations, published rows: .github/papers/fedlsa.md. Results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -197,7 +197,7 @@ def build_sphere_net(data, args):
     Its extractor is the encoder, the paper's ψ, and the projector, its φ.
 
     The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
-    convolutions with 32 and 64 channels, a linear layer to I = 512), and one linear layer each for the other two."""
+    convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
     C, D = len(data.class_names), args.feature_dim
     with seeded(args.seed, "weights lsa_cnn ()"):                     # the name under which our results were drawn
         encoder, I = build_encoder(data, args)
@@ -227,8 +227,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
 )
 # The paper names two values each for α, λ and τ, but not which data set has which. It says that a small λ does worse on
 # office and that on digits α and λ hardly matter. Digits and data without domains get the first of each, the others the
-# second. Domain
-# fractions are those of FPL's code, on PACS those of a later benchmark by its authors.
+# second. Domain fractions are those of FPL's code, on PACS those of MarsFL by the same authors.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {

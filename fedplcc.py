@@ -4,7 +4,7 @@ under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
 and the server clusters the clusters' means. FedPLCC adds two things. It weights each prototype by the share of the
 class's images that it stands for, so that a few outliers count little. And its loss L_corr pulls a feature only to the
-best share φ of the prototypes of its class, ranked by similarity × weight.
+top share φ of its class's prototypes, ranked by similarity × weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
@@ -15,14 +15,14 @@ One round (D features, G prototypes, J clusters of a client, |w| floats in the m
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
-τ = 0.07; power α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
+τ = 0.07; exponent α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
 What we changed
   Eq. 5   is a mean over a batch, not a sum over the client's images, so our λ1 and λ2 may not be on the paper's scale.
 What the paper leaves open
   E       counts epochs, as in Table I and Algorithm 1; Section IV speaks of iterations.
   τ       is 0.07, though Section IV also calls 0.55 optimal.
   FINCH   works in passes; we keep the last that leaves at least two clusters, as FedPLVM's code does.
-  Images  have 64 pixels and come in batches of 32.
+  Images  are 64 x 64 pixels and come in batches of 32.
 Equations, deviations, published rows: .github/papers/fedplcc.md. Results: .github/results/README.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
@@ -147,7 +147,7 @@ def lambda_2(args):
 
 def similarity(z, vectors, alpha):
     """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. We clamp them at 1e-6,
-    because the power has an infinite slope at 0 if α < 1.
+    because the slope at 0 is infinite if α < 1.
 
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
@@ -306,7 +306,7 @@ def add_flags(group):
     group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; default: 10 λ1")
     group.add_argument("--phi", type=share, help="φ in Eq. 8, the share of a class's prototypes that attract")
     group.add_argument("--tau", type=positive, help="τ in Eq. 6, the temperature")
-    group.add_argument("--alpha", type=positive, help="α in Eq. 7, the power of the cosine")
+    group.add_argument("--alpha", type=positive, help="α in Eq. 7, the exponent of the cosine")
     group.add_argument("--uniform-weights", action="store_true", help="all prototypes weigh 1 in the losses")
 
 

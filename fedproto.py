@@ -12,11 +12,11 @@ One round (m participants, C classes, C_i of them at client i, D features (the p
      its class (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them, weighted by the counts (Eq. 3).
-Every client then classifies its test images, a quarter of its own, by the nearest prototype, as in the paper, and by
-its classifier.
+Every client then classifies its test images (25 % of its images) by the nearest prototype, as in the paper, and by its
+classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1;
-eight architectures (--model htfe8). Our default is one small CNN, on fmnist and glyphs the paper's eight small ones.
+eight architectures (--model htfe8). Our default is one small CNN; fmnist and glyphs have the paper's eight small ones.
 What we changed
   Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.

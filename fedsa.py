@@ -13,19 +13,21 @@ One round (m participants, C classes, C_i of them at client i, D features):
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
-Every client then classifies its test images, a quarter of its own, by its classifier and by the nearest anchor. The
-paper does not say which.
+Every client then classifies its test images (25 % of its images) by its classifier and by the nearest anchor. The paper
+does not say which of the two it uses.
 
 Settings: 20 clients, all of them in each of 1000 rounds (cross-silo, our default), or 10 of 100 (cross-device, the
 paper's main setting); Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for
 several; λ3 = 1; α = 0.9999.
 What we changed
-  Eqs. 5, 7  compare samples, not class means, and take the mean. Eq. 5 is a sum, so the same λ1 pulls harder there.
+  Eqs. 5, 7  are means over samples, not over class means. The paper sums Eq. 5, so its λ1 pulls harder.
   Anchors    pass through a layer that is never trained, as in the authors' code; the paper has no loss for it.
-  Eq. 3      as in fedproto.py; so is the partition.
+  Eq. 3      as in fedproto.py.
+  Partition  as in fedproto.py.
 What the paper leaves open
-  Class means  are taken before training for the margin, after it for Eq. 3.
-  Optimiser    as in fedproto.py; so are the initial weights.
+  Class means      are taken before training for the margin, after it for Eq. 3.
+  Initial weights  as in fedproto.py.
+  Optimiser        plain SGD.
 Equations, deviations, published rows: .github/papers/fedsa.md. Results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, under a minute
@@ -172,8 +174,8 @@ def classifier_calibration(classifier, anchors):
 def make_anchors(C, D, projection):
     """Semantic anchors Ā (C, D): A ~ N(0, I) after an embedding layer. The paper names neither distribution nor layer.
 
-    projection "mlp"     twice linear, BatchNorm over the C anchors and ReLU, as in the authors' code; not trained
-               "linear"  one linear layer, not trained either
+    projection "mlp"     two blocks of Linear, BatchNorm (over the C anchors) and ReLU, as in the authors' code; frozen
+               "linear"  one Linear layer, also frozen
                "none"    A itself (Table 4's first row, with λ2 = λ3 = 0)"""
     anchors = torch.randn(C, D)
     if projection == "linear":

@@ -10,13 +10,13 @@ One round (m participants, C classes, C_i of them at client i, D features (the p
   2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
      its class (Eq. 11).
   3. It sends its prototypes, the class means (Eq. 2), but no class counts.            C_i · D floats
-  4. The server computes δ, the largest distance between two class centres (plain means of the clients' prototypes), at
-     most τ (Eq. 9). It trains its prototypes for S epochs (Eq. 10): a vector per class, passed through a small network.
-Every client then classifies its test images, a quarter of its own, by the nearest prototype, as in the paper, and by
-its classifier.
+  4. The server computes δ, the largest distance between two class centres (plain means of the clients' prototypes),
+     capped at τ (Eq. 9). It trains its prototypes for S epochs (Eq. 10): one vector per class, and a small network.
+Every client then classifies its test images (25 % of its images) by the nearest prototype, as in the paper, and by its
+classifier.
 
 Settings: 20 clients, all of them in each of 1000 rounds; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1;
-τ = 100; S = 100; eight architectures (--model htfe8). Our default is one small CNN; on fmnist and glyphs it is the
+τ = 100; S = 100; eight architectures (--model htfe8). Our default is one small CNN; fmnist and glyphs have the
 paper's eight small ones.
 What we changed
   Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
@@ -171,8 +171,7 @@ def adaptive_margin(centres, tau):
 
 
 def largest_nearest_distance(centres, tau):
-    """The margin of the authors' code: each centre has a distance to its nearest other centre, and the largest of these
-    distances is the margin, at most τ.
+    """The margin of the authors' code: the largest distance from a centre to its nearest other centre, capped at τ.
 
     centres (U, D) -> scalar, 0 for a single class."""
     if len(centres) == 1:

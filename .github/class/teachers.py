@@ -1,5 +1,5 @@
-"""Exercise 2: two sets of class means classify the same clients' images. Training is unchanged; each round prints two more
-accuracies.
+"""Exercise 2: two sets of class means classify the same clients' images. Training is unchanged; each round prints two
+more accuracies.
 
     python .github/class/teachers.py fedproto.py --lam 0
 """
