@@ -1,9 +1,9 @@
 """FedFM: Anchor-based Feature Matching for Data Heterogeneity in Federated Learning.
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
-With heterogeneous data every client learns a feature space of its own, and classes overlap. So the clients' models do
-not average well. FedFM gives all clients the same anchors, the mean feature vector of each class. Each client pulls its
-features toward the anchor of their class and away from the others.
+With heterogeneous data each client learns its own feature space, and classes overlap. So the clients' models average
+poorly. FedFM gives all clients the same anchors, the mean feature vector of each class. Each client pulls its features
+toward the anchor of their class and away from the others.
 
 One round (m participants, C classes, C_k of them at client k, D features, |w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
@@ -13,21 +13,20 @@ One round (m participants, C classes, C_k of them at client k, D features, |w| f
   5. It sends the model, and the server averages the models (Eq. 11).                  |w| floats
 The global model is then tested on the server's test images. Rounds 1 to T_s are plain FedAvg.
 
-Settings: 10 clients, all of them in each of 100 rounds; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning
-rate 0.01; λ = 50 and T_s = 20, tuned; temperature α = 0.1. Each client holds out 20 % of its images to pick the best
-round.
-On a fifth of CIFAR-10 accuracy dropped to chance with this λ when matching began (see the results).
+Settings: 100 rounds with all 10 clients; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning rate 0.01;
+λ = 50 and T_s = 20, tuned; temperature α = 0.1. Each client holds out 20 % of its images to pick the best round.
+On a fifth of CIFAR-10, accuracy with this λ fell to chance once matching began (see the results).
 What we changed
-  Matching  scales anchors to length 1 as well, as in the authors' code; the paper scales only features.
+  Matching  normalises anchors to length 1 as well, as in the authors' code; the paper normalises only features.
   Uploads   hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  Inputs     are normalised and augmented as in the authors' code (CINIC-10's normalisation is ours).
-  Partition  NIID-2's and NIID-3's class shares are those of the authors' code.
-Equations, deviations, published rows: .github/papers/fedfm.md. Results: .github/results/README.md.
+  Inputs     are normalised (except CINIC-10's) and augmented as in the authors' code.
+  Partition  NIID-2 and NIID-3 have the class shares of the authors' code.
+Equations, deviations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                                    built-in glyphs in four domains, about a minute
     python fedfm.py --dataset cifar10                                  Table III, NIID-1 (--partition dominant: NIID-2)
-    python fedfm.py --lite --model-every 2                             FedFM-Lite (Section VI): models travel less often
+    python fedfm.py --lite --model-every 2                             FedFM-Lite (Section VI): fewer model exchanges
     python fedfm.py --lam 0                                            FedAvg
 """
 
@@ -64,9 +63,9 @@ def main(args):
     modules = [net]
     if args.lite:                                                     # clients keep their models between exchanges
         modules += [client.net for client in clients]
-    run = Run(args, modules=modules)                                  # modules: the models that a checkpoint keeps
+    run = Run(args, modules=modules)                                  # modules: the models to checkpoint
     no_anchors = torch.zeros(C, D, device=args.device), torch.zeros(C, dtype=torch.bool, device=args.device)
-    state = run.resume(no_anchors)                                    # with --resume: those of the checkpoint
+    state = run.resume(no_anchors)                                    # with --resume: from the checkpoint
     anchors = Anchors(*state)
 
     for t in run.rounds():
@@ -76,7 +75,7 @@ def main(args):
         else:
             anchors, uploads, up, down = fedfm_round(net, chosen, anchors, t, args)
 
-        scores = evaluate_global(net, tests, t, args)                 # {} in a round that --eval-every leaves out
+        scores = evaluate_global(net, tests, t, args)                 # {} in a round that --eval-every skips
         if scores:
             scores.update(validate(net, clients))
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
@@ -104,7 +103,7 @@ def fedfm_round(net, chosen, anchors, t, args):
         down += len(chosen) * anchors.known.sum() * args.feature_dim
 
     given = anchors if matching else None
-    # the same as [client_update(client, given, t, args) for client in chosen], several at a time
+    # [client_update(client, given, t, args) for client in chosen], but in parallel
     uploads = for_each_client(client_update, chosen, given, t, args, workers=args.workers)
     net.load_state_dict(average_of(uploads, chosen))                                       # Eq. 11
     return anchors, uploads, up, down
@@ -121,8 +120,8 @@ def local_class_means(chosen, args):
 
 
 def client_update(client, anchors, t, args):
-    """Train client.net for E epochs (Eq. 10) -> Upload. It starts from the global model; in FedFM-Lite, between two
-    exchanges of models, from the client's own. anchors: Anchors, or None where nothing is matched."""
+    """Train client.net for E epochs (Eq. 10) -> Upload. It starts from the global model or, between FedFM-Lite's
+    model exchanges, from the client's own. anchors: Anchors, or None without matching."""
     if args.prox > 0:
         start = [parameter.detach().clone() for parameter in client.net.parameters()]
     rng = generator(args.seed, "augment", t, client.id)
@@ -163,7 +162,7 @@ def contrastive_guiding(z, y, anchors, temperature):
     samples whose class has an anchor. Features are scaled to length 1 as in Section VII-A, anchors as in the authors'
     code; a class without an anchor is left out of the sum.
 
-    z (B, D), y (B,), temperature α -> scalar, 0 where no class of the batch has an anchor."""
+    z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
     logits = (cosine / temperature).masked_fill(~anchors.known, -1e9)  # not -inf: inf · 0 would be nan below
     losses = F.cross_entropy(logits, y, reduction="none")             # (B,)
@@ -191,8 +190,8 @@ def proximal(net, start):
 def new_anchors(local_means, counts, anchors, aggregate):
     """Eq. 9 over the participants. A class that none of them has keeps its anchor.
 
-    aggregate "uniform": the plain mean of Section VII-D.1. There a participant that lacks a class sends the old
-    anchor for it, if there is one.
+    aggregate "uniform": the plain mean of Section VII-D.1. There a participant that lacks a class sends that
+    class's old anchor, if there is one.
     local_means (m, C, D), counts (m, C) -> Anchors."""
     if aggregate == "uniform":
         owned = counts > 0                                            # (m, C)
@@ -232,8 +231,8 @@ def lite_round(net, clients, chosen, anchors, t, args):
     """A round of FedFM-Lite, one handshake instead of two (Section VI) -> what fedfm_round returns.
 
     With a = --model-every all clients download the model in rounds 1, a + 1, ... In rounds a, 2a, ... and in the last
-    one, the participants upload theirs. In other rounds each client goes on with its own model. It takes its class
-    means after training, with that model."""
+    one, the participants upload theirs. In other rounds each client keeps training its own model. Class means are
+    computed after training, with that model."""
     models_down = (t - 1) % args.model_every == 0
     models_up = t % args.model_every == 0 or t == args.rounds
     matching = args.lam > 0 and t > args.warmup and t > 1             # round 1 has no anchors
@@ -260,12 +259,12 @@ def lite_round(net, clients, chosen, anchors, t, args):
 # --- not part of the method: checks, validation, augmentation, cluster quality ----------------------------
 
 def check(args):
-    """Refuse or report flags that do not fit together."""
+    """Reject or report incompatible flags."""
     if args.model_every > 1 and not args.lite:
         fail(f"--model-every {args.model_every}: must be 1 without --lite")
     first_match = 1 + max(args.warmup, 1 if args.lite else 0)
     if args.lam > 0 and args.rounds < first_match:
-        print(f"matching begins in round {first_match}, so {args.rounds} rounds are FedAvg; try a smaller --warmup")
+        print(f"matching begins in round {first_match}, so all {args.rounds} rounds are FedAvg; try a smaller --warmup")
 
 
 def validate(net, clients):
@@ -279,12 +278,12 @@ def validate(net, clients):
 def augment(x, rng):
     """Random crop with 4 pixels of padding, horizontal flip, and rotation by up to 15 degrees, drawn for each image.
 
-    x (B, channels, height, width) uint8 -> floats in [0, 255]; nearest pixels, black outside."""
+    x (B, channels, height, width) uint8 -> floats in [0, 255]; nearest-neighbour, black outside."""
     B = len(x)
     angle = rng.uniform(-np.pi / 12, np.pi / 12, B)
     flip = rng.choice([-1.0, 1.0], B)
     dx, dy = rng.integers(-4, 5, (2, B)) * 2 / x.shape[-1]            # affine_grid's coordinates run from −1 to 1
-    # theta maps an output pixel to its place in the input: flipped, turned, then moved
+    # theta maps an output pixel to its place in the input: flipped, rotated, then shifted
     row1 = [flip * np.cos(angle), -np.sin(angle), dx]
     row2 = [flip * np.sin(angle), np.cos(angle), dy]
     theta = np.stack([*row1, *row2], axis=1).reshape(B, 2, 3)
@@ -293,8 +292,8 @@ def augment(x, rng):
 
 
 def cluster_quality(net, tests, seed):
-    """A line on how well classes separate in the features (Table V): the NMI of K-means clusters with the classes, and
-    the classes' silhouette. We take 2,000 test images; the paper does not say how many. Needs scikit-learn."""
+    """A line on how well the features separate the classes (Table V): the NMI of K-means clusters with the classes, and
+    the classes' silhouette. We use 2,000 test images; the paper does not say how many. Needs scikit-learn."""
     try:
         from sklearn.cluster import KMeans
         from sklearn.metrics import normalized_mutual_info_score, silhouette_score

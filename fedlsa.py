@@ -1,36 +1,33 @@
 """FedLSA: Beyond Federated Prototype Learning: Learnable Semantic Anchors with Hyperspherical Contrast for
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
-Clients hold images of different domains: photos, sketches, ... Prototypes averaged from their features keep traces of
-the domains and lie close together. So FedLSA's server learns one anchor per class without any client's features: the
-global classifier should recognise the anchors, and they should lie far apart. Clients scale each feature vector to
-length 1 and pull it toward the anchor of its class.
+Clients hold images from different domains: photos, sketches, ... Prototypes averaged from their features keep traces of
+the domains and lie close together. So FedLSA's server learns one anchor per class without client features: the global
+classifier should recognise the anchors, and they should lie far apart. Clients scale their features to length 1 and
+pull them toward the anchor of their class.
 
 One round (C classes, D features (the paper's L), |w| floats in the model):
-  1. For E_s steps (the paper: epochs) the server trains its anchors on the frozen global classifier's cross-entropy
+  1. The server trains its anchors for E_s steps (the paper: epochs) on the frozen global classifier's cross-entropy
      (L_ACE, Eq. 3) + α · the similarity between anchors (L_SEP, Eq. 4).
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
   3. Each participant trains the model on cross-entropy (Eq. 9) + λ · contrast with the anchors (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-Settings: ten clients, all of them in each of 100 rounds; E_c = 5 epochs in batches of 64; E_s = 500; weights α, λ and
-temperature τ tuned over {0.02, 0.4}, {0.1, 0.7} and {0.1, 0.2}.
+Settings: 100 rounds with all ten clients; E_c = 5 epochs in batches of 64; E_s = 500; weights α, λ and temperature τ
+tuned over {0.02, 0.4}, {0.1, 0.7} and {0.1, 0.2}.
 What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
-  Anchors  have length 1. Eq. 6 needs that, and without it Eq. 4 has no lower bound.
+  Anchors  have length 1, as Eq. 6 requires; otherwise Eq. 4 has no lower bound.
 What the paper leaves open
-  α, λ, τ    the first of each on digits, the second on office and PACS.
-  SGD        uses the learning rate, momentum and weight decay of FPL's code.
-  Shares     a client has 1 % of its domain on digits and 20 % on office (FPL's code), 30 % on PACS (MarsFL's).
-  Averaging  is weighted by the clients' numbers of images.
-  FedAvg     is --lam 0 (features of length 1) or --lam 0 --no-sphere.
-Equations, deviations, published rows: .github/papers/fedlsa.md. Results: .github/results/README.md.
+  α, λ, τ  are the first of each pair on digits, the second on office and PACS.
+  Shares   each client has 1 % of its domain on digits and 20 % on office (FPL's code), 30 % on PACS (MarsFL's).
+Equations, deviations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
     python fedlsa.py --dataset office                         Table 2 (also --dataset digits; --dataset pacs: Table 3)
     python fedlsa.py --dataset office --alpha 0               Table 5, without L_SEP
-    python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg
+    python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg (without --no-sphere: features of length 1)
 """
 
 import math
@@ -58,7 +55,7 @@ def main(args):
     with seeded(args.seed, "server"):
         anchor_net = AnchorNet(C, I, D).to(args.device)               # each round trains it further
 
-    run = Run(args, modules=[net, anchor_net])                        # modules: the models that a checkpoint keeps
+    run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
     anchors = anchor_net().detach() if args.lam > 0 else None         # (C, D), trained in each round; None: FedAvg
 
@@ -71,7 +68,7 @@ def main(args):
 
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
-        # the same as [client_update(client, anchors, t, args) for client in chosen], several at a time
+        # [client_update(client, anchors, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, anchors, t, args, workers=args.workers)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
@@ -136,7 +133,7 @@ def l2_distance(h, y, anchors):
 class AnchorNet(nn.Module):
     """A = nor(Θ(R)) -> (C, D). R (C, I) and the two layers of Θ are trained; I is the size of the encoder's output.
 
-    In the paper A = Θ(R), without nor. The standard normal R, the ReLU and the hidden width I are our choices."""
+    The paper's A = Θ(R) is not normalised. The standard normal R, the ReLU and the hidden width I are our choices."""
 
     def __init__(self, C, I, D):
         super().__init__()
@@ -151,9 +148,9 @@ def server_update(anchor_net, classifier, args):
     """Train the anchors against the frozen global classifier (Eq. 5) -> the trained anchors A (C, D), and the loss
     of the last step. Each round starts with a new optimiser.
 
-    The paper has E_s epochs; we read each as one step on all C anchors. Algorithm 1 gives both sides one learning
-    rate; ours share momentum and weight decay as well."""
-    # the optimiser has the anchors' parameters alone, so the classifier stays frozen
+    The paper has E_s epochs; we read each as one step on all C anchors. Algorithm 1 uses one learning rate on
+    both sides; ours also share momentum and weight decay."""
+    # the optimiser holds only the anchors' parameters, so the classifier stays frozen
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
     for _ in range(args.server_steps):
@@ -194,12 +191,12 @@ class SphereNet(Net):
 
 def build_sphere_net(data, args):
     """SphereNet (with --no-sphere: Net) with random initial weights, on the device, and the encoder's output size I.
-    Its extractor is the encoder, the paper's ψ, and the projector, its φ.
+    Its extractor is the encoder (the paper's ψ) followed by the projector (φ).
 
-    The paper has two convolutions and three linear layers, without sizes. We use the encoder of --model (cnn4: 5x5
+    The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # the name under which our results were drawn
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # this name seeds the weights of our results
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)
@@ -225,15 +222,15 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper names two values each for α, λ and τ, but not which data set has which. It says that a small λ does worse on
-# office and that on digits α and λ hardly matter. Digits and data without domains get the first of each, the others the
-# second. Domain fractions are those of FPL's code, on PACS those of MarsFL by the same authors.
+# The paper gives two values each for α, λ and τ, but not which data set uses which. It says that a small λ does worse
+# on office and that α and λ hardly matter on digits. Digits and data without domains get the first of each, the others
+# the second. Domain fractions are those of FPL's code, on PACS those of MarsFL by the same authors.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {
     "digits": dict(VALUES_FOR_DIGITS, domain_fraction=0.01,
                    domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # "Datasets"
-    # ten clients get the domains in turn: on office amazon 3, caltech 3, dslr 2, webcam 2
+    # ten clients take the domains in turn: on office amazon 3, caltech 3, dslr 2, webcam 2
     "office": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.2, image_size=32),     # 32 and 225 pixels: Table 1
     "pacs": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.3, image_size=225),
     # not from the paper: other folders with domains, other data sets, glyphs

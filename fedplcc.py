@@ -1,29 +1,28 @@
 """FedPLCC, Federated Prototype Learning with Convergent Clusters: An Enhanced Federated Prototype Learning Method
 under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
 
-As in FedPLVM, an earlier method, a class has several prototypes: clients cluster the features of each class with FINCH,
-and the server clusters the clusters' means. FedPLCC adds two things. It weights each prototype by the share of the
-class's images that it stands for, so that a few outliers count little. And its loss L_corr pulls a feature only to the
-top share φ of its class's prototypes, ranked by similarity × weight.
+As in the earlier FedPLVM, each class has several prototypes: clients cluster each class's features with FINCH, and the
+server clusters the cluster means. FedPLCC adds two things. It weights each prototype by the share of its class's images
+that it represents, so that outliers count little. And its loss L_corr pulls a feature only toward the top share φ of
+its class's prototypes, ranked by similarity × weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
   2. Each participant trains the model on cross-entropy (Eq. 5) + λ1 · contrast between classes (L_contra, Eq. 6)
      + λ2 · attraction within the class (L_corr, Eq. 8).
-  3. It clusters its features (Eq. 9). It sends the model, and each cluster's mean and size. |w| + J · (D + 1) floats
+  3. It clusters its features (Eq. 9), and sends the model and the clusters' means and sizes. |w| + J · (D + 1) floats
   4. The server averages the models, clusters the means (Eq. 10) and weights the prototypes (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
 τ = 0.07; exponent α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
 What we changed
-  Eq. 5   is a mean over a batch, not a sum over the client's images, so our λ1 and λ2 may not be on the paper's scale.
+  Eq. 5  averages over a batch instead of summing over a client's images, so our λ1 and λ2 may be on another scale.
 What the paper leaves open
-  E       counts epochs, as in Table I and Algorithm 1; Section IV speaks of iterations.
-  τ       is 0.07, though Section IV also calls 0.55 optimal.
-  FINCH   works in passes; we keep the last that leaves at least two clusters, as FedPLVM's code does.
-  Images  are 64 x 64 pixels and come in batches of 32.
-Equations, deviations, published rows: .github/papers/fedplcc.md. Results: .github/results/README.md.
+  E      counts epochs, as in Table I and Algorithm 1, although Section IV says iterations.
+  τ      is 0.07, although Section IV also calls 0.55 optimal.
+  FINCH  works in passes; we keep the last pass that leaves at least two clusters, as FedPLVM's code does.
+Equations, deviations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset office                             Table III (digit5: Table II, domainnet: Table IV)
@@ -64,10 +63,10 @@ def main(args):
     net = build_net(data, args)                                       # the global model
     clients, tests = make_federation(data, net, args)
     D, net_size = args.feature_dim, model_size(net)
-    fedavg = args.lam_contra == 0 and lambda_2(args) == 0             # then no prototypes travel
+    fedavg = args.lam_contra == 0 and lambda_2(args) == 0             # then no prototypes are sent
 
-    run = Run(args, modules=[net])                                    # modules: the models that a checkpoint keeps
-    state = run.resume(no_prototypes(D, args.device))                 # with --resume: those of the checkpoint
+    run = Run(args, modules=[net])                                    # modules: the models to checkpoint
+    state = run.resume(no_prototypes(D, args.device))                 # with --resume: from the checkpoint
     prototypes = Prototypes(*state)
 
     for t in run.rounds():
@@ -75,7 +74,7 @@ def main(args):
         down = len(chosen) * (net_size + len(prototypes.vectors) * (D + 1))
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
-        # the same as [client_update(client, prototypes, t, args) for client in chosen], several at a time
+        # [client_update(client, prototypes, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, prototypes, t, args, workers=args.workers)
 
         models = [upload.model for upload in uploads]
@@ -129,7 +128,7 @@ def local_loss(net, x, y, prototypes, args):
     if len(prototypes.vectors) == 0:                                  # in round 1, and with FedAvg
         return cross_entropy
 
-    same_class = prototypes.labels == y[:, None]                      # (B, G): is prototype g of the class of sample b?
+    same_class = prototypes.labels == y[:, None]                      # (B, G): is prototype g of sample b's class?
     has_prototype = same_class.any(1)                                 # (B,)
     s = similarity(z, prototypes.vectors, args.alpha)                                      # Eq. 7
     l_contra = contrast(s, same_class, prototypes.weights, args.tau)                       # Eq. 6
@@ -147,7 +146,7 @@ def lambda_2(args):
 
 def similarity(z, vectors, alpha):
     """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. We clamp them at 1e-6,
-    because the slope at 0 is infinite if α < 1.
+    because the gradient at 0 is infinite if α < 1.
 
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
@@ -170,7 +169,7 @@ def attraction(s, same_class, weights, phi):
     ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
     rank = torch.arange(len(weights), device=s.device)
     n = same_class.sum(1)                                                    # (B,)
-    num_kept = (phi * n * (1 - 1e-6)).ceil()                                 # ⌈φ n⌉; in floats 0.3 · 50 is above 15
+    num_kept = (phi * n * (1 - 1e-6)).ceil()                                 # ⌈φ n⌉; in float32 0.3 · 50 exceeds 15
     kept = rank < num_kept[:, None]
     return -(ranked * kept).sum(1)
 
@@ -185,7 +184,7 @@ def local_clusters(net, images):
 # --- the server -------------------------------------------------------------------------------------
 
 def global_prototypes(uploaded, uniform_weights):
-    """Eqs. 10 and 11: cluster the clients' clusters again, class by class, and weight the results.
+    """Eqs. 10 and 11: cluster the clients' cluster means, class by class, and weight the results.
 
     uploaded: [Clusters], one for each participant -> Prototypes; all weights are 1 with --uniform-weights."""
     vectors = torch.cat([clusters.vectors for clusters in uploaded])
@@ -222,8 +221,8 @@ def cluster_by_class(x, y, sizes):
 
 
 def finch(x, sizes):
-    """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on. The first pass always counts,
-    a later one only if it leaves at least two clusters.
+    """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on. The first pass is always
+    kept, a later one only if it leaves at least two clusters.
 
     x (N, D), sizes (N,) -> means (J, D), their sizes (J,)."""
     means, sizes = merge_neighbours(x, sizes)

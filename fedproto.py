@@ -4,27 +4,23 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
 
 Every client keeps its own model, of any architecture. Clients share one vector per class, the prototype: the mean
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
-features toward the average of their class. So a class should end up in the same place in every client's feature space.
+features toward the average for their class. So a class should end up in the same place in every client's feature space.
 
 One round (m participants, C classes, C_i of them at client i, D features (the paper's K)):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
-  2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
-     its class (Eq. 4).
+  2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them, weighted by the counts (Eq. 3).
-Every client then classifies its test images (25 % of its images) by the nearest prototype, as in the paper, and by its
-classifier.
+Every client is then tested on a held-out 25 % of its images by nearest prototype, as in the paper, and by classifier.
 
-Settings: 20 clients, all of them in each of 1000 rounds; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1;
-eight architectures (--model htfe8). Our default is one small CNN; fmnist and glyphs have the paper's eight small ones.
+Settings: 1000 rounds with all 20 clients; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1; eight architectures
+(--model htfe8). Our default is one small CNN; fmnist and glyphs use the paper's eight small ones.
 What we changed
-  Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
-  Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
-  Partition  a client that already holds an equal share of all images gets none of the classes dealt later.
+  Eq. 4  is computed per sample, not per class mean, so scatter within a class counts and frequent classes weigh more.
+  Eq. 3  averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
 What the paper leaves open
-  Initial weights  clients with the same extractor start from the same weights.
-  Optimiser        plain SGD.
-Equations, deviations, published rows: .github/papers/fedproto.md. Results: .github/results/README.md.
+  Initial weights  are the same for clients with the same extractor.
+Equations, deviations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, under a minute
     python fedproto.py --dataset cifar10 --model htfe8                       Table 1, practical setting
@@ -42,8 +38,8 @@ from common import (Run, class_means, draw_pictures, evaluate_personal, for_each
 
 
 class Upload(NamedTuple):
-    prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
-    counts: torch.Tensor      # (C,) how many images of each class it has
+    prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
+    counts: torch.Tensor      # (C,) its number of images of each class
     loss: torch.Tensor        # mean over the client's batches, for the log
 
 
@@ -52,15 +48,15 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
 
-    run = Run(args, modules=[client.net for client in clients])       # modules: the models that a checkpoint keeps
+    run = Run(args, modules=[client.net for client in clients])       # modules: the models to checkpoint
     prototypes = torch.zeros(C, D, device=args.device)
     known = torch.zeros(C, dtype=torch.bool, device=args.device)      # which classes have a prototype
-    prototypes, known = run.resume((prototypes, known))               # with --resume: those of the checkpoint
+    prototypes, known = run.resume((prototypes, known))               # with --resume: from the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
         down = len(chosen) * known.sum() * D                          # sent in step 1, before `known` grows
-        # the same as [client_update(client, prototypes, known, t, args) for client in chosen], several at a time
+        # [client_update(client, prototypes, known, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
@@ -81,8 +77,8 @@ def main(args):
 # --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, prototypes, known, t, args):
-    """Train the client's own model for E epochs (Eq. 4) -> Upload, with the class means of the trained model over
-    all of its training images, in eval mode."""
+    """Train the client's own model for E epochs (Eq. 4) -> Upload, with the trained model's class means over all
+    its training images, in eval mode."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
@@ -106,10 +102,10 @@ def local_loss(net, x, y, prototypes, known, args):
 
 
 def prototype_distance(z, y, prototypes, known, distance):
-    """Second term of Eq. 4: the distance φ between a sample's features and the prototype of its class, mean over the
-    samples whose class has one. The paper takes φ of class means. "mse" is the squared distance divided by D.
+    """Second term of Eq. 4: the distance φ between a sample's features and the prototype of its class, averaged over
+    the samples whose class has one. The paper applies φ to class means. "mse" is the squared distance divided by D.
 
-    z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 where no class of the batch has a prototype."""
+    z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 if no class in the batch has a prototype."""
     has_prototype = known[y]
     difference = z - prototypes[y]
     if distance == "euclidean":
@@ -147,7 +143,7 @@ BASE = dict(                # from the paper's "Implementation Details", unless 
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
     lam=0.1,                # λ
-    distance="euclidean",   # below Eq. 4
+    distance="euclidean",   # text below Eq. 4
 )
 SETTINGS = {
     "default": BASE,
@@ -161,7 +157,7 @@ SETTINGS = {
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: clients train alone")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 4. euclidean: the paper's; mse: mean squared error, as HtFLlib with --lam 10")
+                       help="φ in Eq. 4. euclidean: the paper's; mse: mean squared error, as in HtFLlib with --lam 10")
 
 
 if __name__ == "__main__":

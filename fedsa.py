@@ -3,7 +3,7 @@ Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Prototypes averaged from biased clients are biased. FedSA replaces them with semantic anchors: one random vector per
 class, which moves only slightly toward the clients' class means. Clients pull each feature vector toward the anchor of
-its class and push it away from the others. They train their classifier on the anchors as well.
+its class and push it away from the others. They also train their classifiers on the anchors.
 
 One round (m participants, C classes, C_i of them at client i, D features):
   1. The server sends its anchors.                                                     C · D floats to each
@@ -13,22 +13,18 @@ One round (m participants, C classes, C_i of them at client i, D features):
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages them, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
-Every client then classifies its test images (25 % of its images) by its classifier and by the nearest anchor. The paper
-does not say which of the two it uses.
+Every client is then tested on a held-out 25 % of its images by classifier and by nearest anchor; the paper does not say
+which of the two it uses.
 
-Settings: 20 clients, all of them in each of 1000 rounds (cross-silo, our default), or 10 of 100 (cross-device, the
-paper's main setting); Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for
-several; λ3 = 1; α = 0.9999.
+Settings: 1000 rounds with all 20 clients (cross-silo, our default) or 10 of 100 (cross-device, the paper's main
+setting); Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several;
+λ3 = 1; α = 0.9999.
 What we changed
-  Eqs. 5, 7  are means over samples, not over class means. The paper sums Eq. 5, so its λ1 pulls harder.
-  Anchors    pass through a layer that is never trained, as in the authors' code; the paper has no loss for it.
-  Eq. 3      as in fedproto.py.
-  Partition  as in fedproto.py.
+  Eqs. 5, 7  average over samples, not class means. The paper sums Eq. 5, so its λ1 pulls harder.
+  Anchors    pass through a frozen layer, as in the authors' code; the paper gives no loss to train it.
 What the paper leaves open
-  Class means      are taken before training for the margin, after it for Eq. 3.
-  Initial weights  as in fedproto.py.
-  Optimiser        plain SGD.
-Equations, deviations, published rows: .github/papers/fedsa.md. Results: .github/results/README.md.
+  Class means  come from before training for the margin, from after it for Eq. 3.
+Equations, deviations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, under a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1                  Table 1, cross-device
@@ -48,8 +44,8 @@ from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate
 
 
 class Upload(NamedTuple):
-    prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
-    counts: torch.Tensor      # (C,) how many images of each class it has
+    prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
+    counts: torch.Tensor      # (C,) its number of images of each class
     loss: torch.Tensor        # mean over the client's batches, for the log
 
 
@@ -61,12 +57,12 @@ def main(args):
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
 
-    run = Run(args, modules=[client.net for client in clients])       # modules: the models that a checkpoint keeps
-    anchors = run.resume(anchors)                                     # with --resume: those of the checkpoint
+    run = Run(args, modules=[client.net for client in clients])       # modules: the models to checkpoint
+    anchors = run.resume(anchors)                                     # with --resume: from the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        # the same as [client_update(client, anchors, t, args) for client in chosen], several at a time
+        # [client_update(client, anchors, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, anchors, t, args, workers=args.workers)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
@@ -87,11 +83,11 @@ def main(args):
 # --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, anchors, t, args):
-    """Train the client's own model for E epochs (Eq. 9) -> Upload, with the class means of the trained model over
-    all of its training images, in eval mode.
+    """Train the client's own model for E epochs (Eq. 9) -> Upload, with the trained model's class means over all
+    its training images, in eval mode.
 
-    d* is the larger of two margins: that of the anchors and that of the client's class means. The paper has no formula
-    for the first; we use Eq. 6 for both."""
+    d* is the larger of two margins: that of the anchors and that of the client's class means. The paper gives no
+    formula for the first; we use Eq. 6 for both."""
     means_before, counts = class_means(client.net, client.train)                           # Eq. 2, before training
     local_margin = average_margin(means_before[counts > 0])                                # Eq. 6
     global_margin = average_margin(anchors)
@@ -126,12 +122,12 @@ def lambda_2(args):
     """λ2: --lam-mcl, or the paper's value for one architecture and for several."""
     if args.lam_mcl is not None:
         return args.lam_mcl
-    return 1.0 if args.model in GROUPS else 0.01                      # GROUPS: values of --model that mix architectures
+    return 1.0 if args.model in GROUPS else 0.01                      # GROUPS: --model values that mix architectures
 
 
 def regularization(z, y, anchors, distance):
-    """L_R, Eq. 5: the distance d(z_b, Ā^{y_b}) of a sample to the anchor of its class, mean over the batch. The paper
-    adds up the distances of a client's class means. "mse" is the squared distance divided by D.
+    """L_R, Eq. 5: the distance d(z_b, Ā^{y_b}) of a sample to the anchor of its class, averaged over the batch. The
+    paper sums over a client's class means instead. "mse" is the squared distance divided by D.
 
     z (B, D), y (B,), anchors (C, D) -> scalar."""
     difference = z - anchors[y]
@@ -152,7 +148,7 @@ def average_margin(points):
 
 
 def margin_contrastive(z, y, anchors, margin):
-    """L_MCL, Eq. 7, with samples instead of the paper's class means, mean over the batch. d is the Euclidean
+    """L_MCL, Eq. 7, on samples instead of the paper's class means, averaged over the batch. d is the Euclidean
     distance.
 
     z (B, D), y (B,), anchors (C, D), margin d* a scalar -> scalar."""
@@ -172,10 +168,10 @@ def classifier_calibration(classifier, anchors):
 # --- the server -------------------------------------------------------------------------------------
 
 def make_anchors(C, D, projection):
-    """Semantic anchors Ā (C, D): A ~ N(0, I) after an embedding layer. The paper names neither distribution nor layer.
+    """Semantic anchors Ā (C, D): an embedding of A ~ N(0, I). The paper specifies neither distribution nor layer.
 
     projection "mlp"     two blocks of Linear, BatchNorm (over the C anchors) and ReLU, as in the authors' code; frozen
-               "linear"  one Linear layer, also frozen
+               "linear"  one frozen Linear layer
                "none"    A itself (Table 4's first row, with λ2 = λ3 = 0)"""
     anchors = torch.randn(C, D)
     if projection == "linear":
@@ -224,7 +220,7 @@ BASE = dict(                # from the paper's "Implementation details", unless 
     lam_mcl=None,           # λ2: 0.01 for one architecture, 1 for several, see lambda_2
     lam_cc=1.0,             # λ3
     alpha=0.9999,           # α
-    distance="euclidean",   # below Eq. 5
+    distance="euclidean",   # text below Eq. 5
     projection="mlp",       # the paper does not describe the layer; this is the authors' code
 )
 SETTINGS = {
@@ -242,7 +238,7 @@ def add_flags(group):
                        help="λ2 in Eq. 9, weight of the contrastive loss; default: 0.01, several architectures: 1")
     group.add_argument("--lam-cc", type=not_negative,
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
-    group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, how much of the old anchor is kept")
+    group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the weight of the old anchor")
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="d in Eq. 5. euclidean: the paper's; mse: as in the authors' code, often with --lam-r 10")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],

@@ -1,31 +1,26 @@
 """FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
-FedProto averages the clients' prototypes. The averages lie closer together than the prototypes of the best-separated
-client: the margin shrinks. So FedTGP's server trains its prototypes instead. Each client prototype should be nearer to
-the global prototype of its class than to any other, by a margin δ that the server recomputes every round.
+FedProto averages the clients' prototypes. The averages lie closer together than the best-separated client's own
+prototypes: the margin shrinks. So FedTGP's server trains its prototypes instead. Each client prototype should be nearer
+to the global prototype of its class than to any other, by a margin δ that the server recomputes every round.
 
 One round (m participants, C classes, C_i of them at client i, D features (the paper's K)):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
-  2. Each participant trains its model on cross-entropy + λ · the distance of each feature vector to the prototype of
-     its class (Eq. 11).
+  2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 11).
   3. It sends its prototypes, the class means (Eq. 2), but no class counts.            C_i · D floats
   4. The server computes δ, the largest distance between two class centres (plain means of the clients' prototypes),
-     capped at τ (Eq. 9). It trains its prototypes for S epochs (Eq. 10): one vector per class, and a small network.
-Every client then classifies its test images (25 % of its images) by the nearest prototype, as in the paper, and by its
-classifier.
+     capped at τ (Eq. 9). For S epochs it trains its prototypes, one vector per class and a small network (Eq. 10).
+Every client is then tested on a held-out 25 % of its images by nearest prototype, as in the paper, and by classifier.
 
-Settings: 20 clients, all of them in each of 1000 rounds; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1;
-τ = 100; S = 100; eight architectures (--model htfe8). Our default is one small CNN; fmnist and glyphs have the
-paper's eight small ones.
+Settings: 1000 rounds with all 20 clients; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
+eight architectures (--model htfe8). Our default is one small CNN; fmnist and glyphs use the paper's eight small ones.
 What we changed
-  Eq. 11     is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
-  Eq. 10     is a mean over a batch, not a sum.
-  Partition  as in fedproto.py.
+  Eq. 11  is computed per sample, not per class mean, so scatter within a class counts and frequent classes weigh more.
+  Eq. 10  is a mean over a batch, not a sum.
 What the paper leaves open
-  Initial weights  as in fedproto.py.
-  Optimisers       plain SGD. The server uses the clients' learning rate and batch size.
-Equations, deviations, published rows: .github/papers/fedtgp.md. Results: .github/results/README.md.
+  Server  trains with plain SGD and the clients' learning rate and batch size.
+Equations, deviations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, under a minute
     python fedtgp.py --dataset cifar10 --model htfe8                       Table 1, practical setting
@@ -45,7 +40,7 @@ from common import (Run, at_least, class_means, distances, draw_pictures, evalua
 
 
 class Upload(NamedTuple):
-    prototypes: torch.Tensor  # (C, D), zero for a class that the client lacks
+    prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
     owned: torch.Tensor       # (C,) bool: the classes it has
     loss: torch.Tensor        # mean over the client's batches, for the log
 
@@ -55,16 +50,16 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
     with seeded(args.seed, "server"):
-        prototype_net = PrototypeNet(C, D, args.no_mlp).to(args.device)            # each round trains it further
+        prototype_net = PrototypeNet(C, D, args.no_mlp).to(args.device)            # trained further each round
 
-    # modules: the models that a checkpoint keeps
+    # modules: the models to checkpoint
     run = Run(args, modules=[client.net for client in clients] + [prototype_net])
     run.resume()                                                      # with --resume: loads the checkpoint's models
     prototypes = prototype_net().detach()                             # (C, D)
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        # the same as [client_update(client, prototypes, t, args) for client in chosen], several at a time
+        # [client_update(client, prototypes, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, prototypes, t, args, workers=args.workers)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
@@ -86,8 +81,8 @@ def main(args):
 # --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, prototypes, t, args):
-    """Train the client's own model for E epochs (Eq. 11) -> Upload, with the class means of the trained model over
-    all of its training images, in eval mode."""
+    """Train the client's own model for E epochs (Eq. 11) -> Upload, with the trained model's class means over all
+    its training images, in eval mode."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
@@ -111,8 +106,8 @@ def local_loss(net, x, y, prototypes, args):
 
 
 def prototype_distance(z, y, prototypes, distance):
-    """Second term of Eq. 11: the distance φ between a sample's features and the prototype of its class, mean over the
-    batch. The paper takes φ of class means. "mse" is the squared distance divided by D.
+    """Second term of Eq. 11: the distance φ between a sample's features and the prototype of its class, averaged over
+    the batch. The paper applies φ to class means. "mse" is the squared distance divided by D.
 
     z (B, D), y (B,), prototypes (C, D) -> scalar."""
     difference = z - prototypes[y]
@@ -124,8 +119,8 @@ def prototype_distance(z, y, prototypes, distance):
 # --- the server -------------------------------------------------------------------------------------
 
 class PrototypeNet(nn.Module):
-    """All global prototypes P̂^c -> (C, D). Every class has a trainable vector Ṕ^c. One network for all classes,
-    the paper's F, turns the vectors into prototypes: Linear, ReLU, Linear.
+    """All global prototypes P̂^c -> (C, D). Each class has a trainable vector Ṕ^c. One shared network, the paper's
+    F, maps the vectors to prototypes: Linear, ReLU, Linear.
 
     The paper gives neither the hidden width (ours: D) nor the vectors' distribution (ours: N(0, I))."""
 
@@ -142,8 +137,8 @@ class PrototypeNet(nn.Module):
 
 
 def server_margin(local_prototypes, owned, args):
-    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, "nearest" the authors' code, "fixed" and
-    "none" are ablations of Table 6. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
+    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, "nearest" is the authors' code, "fixed" and
+    "none" are ablations in Table 6. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
     centres = class_centres(local_prototypes, owned)
     if args.margin_rule == "pairwise":
         return adaptive_margin(centres, args.tau)
@@ -165,7 +160,7 @@ def class_centres(local_prototypes, owned):
 
 
 def adaptive_margin(centres, tau):
-    """Eq. 9: δ, the largest distance between two class centres, at most τ. centres Q (U, D) of U uploaded classes
+    """Eq. 9: δ, the largest distance between two class centres, capped at τ. centres Q (U, D) of U uploaded classes
     -> scalar, 0 for a single class."""
     return distances(centres, centres).max().clamp(max=tau)
 
@@ -231,7 +226,7 @@ BASE = dict(                # from the paper's "Implementation Details", unless 
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
     lam=0.1,                # λ
-    distance="euclidean",   # below Eq. 4
+    distance="euclidean",   # text below Eq. 4
     margin_rule="pairwise",  # Eq. 9
     tau=100.0,              # τ
     server_epochs=100,      # S
@@ -248,13 +243,13 @@ SETTINGS = {
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 11, weight of the distance")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 11. euclidean: the paper's; mse: mean squared error, as HtFLlib with --lam 10")
+                       help="φ in Eq. 11. euclidean: the paper's; mse: mean squared error, as in HtFLlib with --lam 10")
     group.add_argument("--margin-rule", choices=["pairwise", "nearest", "fixed", "none"],
                        help="δ. pairwise: Eq. 9; nearest: the largest nearest-neighbour distance, as in HtFLlib; "
                             "fixed: τ; none: 0")
-    group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the largest margin")
-    group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs in a round")
-    group.add_argument("--no-mlp", action="store_true", help="the prototypes are the trainable vectors themselves")
+    group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the cap on the margin")
+    group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs per round")
+    group.add_argument("--no-mlp", action="store_true", help="use the trainable vectors themselves as prototypes")
 
 
 if __name__ == "__main__":

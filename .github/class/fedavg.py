@@ -34,14 +34,14 @@ def main(args):
     clients, tests = make_federation(data, net, args)
     net_size = model_size(net)
 
-    run = Run(args, modules=[net])                                    # modules: the models that a checkpoint keeps
+    run = Run(args, modules=[net])                                    # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
-        # the same as [client_update(client, t, args) for client in chosen], several at a time
+        # [client_update(client, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, t, args, workers=args.workers)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
