@@ -38,9 +38,9 @@ def test_runs_csv_names_exactly_the_runs_of_the_data():
     for file in RESULTS.glob("*.csv"):
         if file.name == "runs.csv":
             continue
-        rounds = [(row["run"], row["seed"], row["round"]) for row in rows_of(file.name)]
+        rounds = [(row["run"], row["seed"], row["round"], row.get("architecture")) for row in rows_of(file.name)]
         assert len(rounds) == len(set(rounds)), f"{file.name} has a round twice"
-        in_data |= {(file.stem, run, seed) for run, seed, _ in rounds}
+        in_data |= {(file.stem, run, seed) for run, seed, _, _ in rounds}
     named = [(row["file"], row["run"], row["seed"]) for row in rows_of("runs.csv")]
     assert len(named) == len(set(named))
     assert set(named) == in_data
