@@ -20,7 +20,7 @@ What we changed
   Matching  normalises anchors to length 1 as well, as in the authors' code; the paper normalises only features.
   Uploads   hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  Inputs     are normalised (except CINIC-10's) and augmented as in the authors' code.
+  Inputs     are normalised and augmented as in the authors' code (CINIC-10's normalisation is ours).
   Partition  NIID-2 and NIID-3 have the class shares of the authors' code.
 Equations, deviations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 

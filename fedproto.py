@@ -16,8 +16,9 @@ Every client is then tested on a held-out 25 % of its images by nearest prototyp
 Settings: 1000 rounds with all 20 clients; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1; eight architectures
 (--model htfe8). Our default is one small CNN; fmnist and glyphs use the paper's eight small ones.
 What we changed
-  Eq. 4  is computed per sample, not per class mean, so scatter within a class counts and frequent classes weigh more.
-  Eq. 3  averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
+  Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
+  Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
+  Partition  a client that already holds an equal share of all images gets none of the remaining classes.
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.

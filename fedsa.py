@@ -23,7 +23,8 @@ What we changed
   Eqs. 5, 7  average over samples, not class means. The paper sums Eq. 5, so its λ1 pulls harder.
   Anchors    pass through a frozen layer, as in the authors' code; the paper gives no loss to train it.
 What the paper leaves open
-  Class means  come from before training for the margin, from after it for Eq. 3.
+  Class means      for the margin are taken before training, those for Eq. 3 after it.
+  Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, under a minute

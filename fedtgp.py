@@ -19,7 +19,8 @@ What we changed
   Eq. 11  is computed per sample, not per class mean, so scatter within a class counts and frequent classes weigh more.
   Eq. 10  is a mean over a batch, not a sum.
 What the paper leaves open
-  Server  trains with plain SGD and the clients' learning rate and batch size.
+  Server           trains with plain SGD and the clients' learning rate and batch size.
+  Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, under a minute
