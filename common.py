@@ -14,8 +14,8 @@ Part I is enough to understand a method's rounds. What `main` needs to know of R
         run.report(t, ...)           ends the round: a row of log.csv and a printed line
         run.checkpoint(t, state)     comes after report, because it saves the log as well
 
-To let clients learn one more number, add it as an nn.Parameter before Run: to each client.net, or to the global model
-before make_federation.
+A further trainable parameter goes into each client.net before Run or, with one global model, into that model before
+make_federation. Then checkpoints contain it.
 
 Shapes: N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
 """
@@ -87,7 +87,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # average pooling to D values, as in the papers; fewer than D are repeated
+        # average pooling to D values, as in the papers; it repeats values if there are fewer than D
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -178,7 +178,7 @@ def class_means(net, images):
 
 def distances(a, b):
     """Euclidean distances of a (n, D) and b (k, D) -> (n, k). With more than 25 rows torch.cdist's default
-    multiplies matrices, and small distances drown in rounding; this mode subtracts."""
+    computes a² + b² − 2ab, which rounds small distances away; this mode subtracts first."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -318,9 +318,6 @@ def make_federation(data, net, args, validation=0.0):
 def divide(data, index, held_back, args):
     """Divide the images `index` by --partition, then hold back a share `held_back` of each client's part
     -> [(domain or "", training Images, held back Images)], one for each client."""
-    if args.partition != "domain" and 4 * args.clients > len(index):
-        fail(f"--clients {args.clients} with --subset {args.subset}: {len(index)} images are too few")
-
     shares = []
     domain_names = np.array(data.domains)[data.domain[index]]
     for i, part in enumerate(partition(data.y[index].numpy(), domain_names, args)):
@@ -430,7 +427,7 @@ def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
     first. The papers leave this open."""
     name, hidden = architecture(args.model, i)
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, f"weights {name} ()"):  # another name would give other weights
+    with seeded(args.seed, f"weights {name} ()"):  # this text seeds the weights; do not change it
         extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
         classifier = nn.Linear(widths[-1], C)
@@ -463,7 +460,8 @@ def indices_by_class(y, rng):
 
 
 def deal(stock, counts):
-    """Deal each class's images (stock) from the top. counts (K, C): how many a client gets -> K index arrays."""
+    """Give client i the next counts[i, c] images of class c. stock: each class's images, [indices]; counts (K, C)
+    -> K index arrays."""
     pieces = []  # of each class, one for each client
     for c, index in enumerate(stock):
         ends = np.cumsum(counts[:, c])
@@ -487,7 +485,7 @@ def dirichlet(y, domain, args, rng):
     A client that already holds N/K images gets nothing of the remaining classes, as in PFLlib's generator and FedFM's
     code. If the smallest client has too few images (`fewest_images`), we draw again. After 100 draws we take the one
     whose smallest client is largest."""
-    least = -1
+    best_minimum = -1
     for _ in range(100):
         owner = np.empty(len(y), int)  # of each image
         held = np.zeros(args.clients, int)
@@ -501,12 +499,12 @@ def dirichlet(y, domain, args, rng):
             counts = np.diff(ends, prepend=0)
             owner[index] = np.repeat(np.arange(args.clients), counts)
             held = held + counts
-        if held.min() > least:
-            least = held.min()
-            best = owner
-        if least >= fewest_images(y, args):
+        if held.min() > best_minimum:
+            best_minimum = held.min()
+            best_owner = owner
+        if best_minimum >= fewest_images(y, args):
             break
-    return [np.flatnonzero(best == i) for i in range(args.clients)]
+    return [np.flatnonzero(best_owner == i) for i in range(args.clients)]
 
 
 def pathological(y, domain, args, rng):
@@ -543,7 +541,7 @@ def in_proportion(y, shares, rng):
     available = np.array([len(index) for index in stock])
     wanted = shares.sum(0)
     used = wanted > 0
-    scale = (available[used] / wanted[used]).min()                    # images for a share of 1
+    scale = (available[used] / wanted[used]).min()                    # how many images a share of 1 is
     return deal(stock, np.floor(shares * scale + 1e-9).astype(int))   # 1e-9: 2.9999999 is 3
 
 
@@ -589,20 +587,20 @@ def by_domain(y, domain, args, rng):
     parts = []
     for i, name in enumerate(assigned):
         index = stock[name]
-        earlier = assigned[:i].count(name)  # clients that have had their part of this domain
+        served = assigned[:i].count(name)   # clients of this domain that have their part
         sharing = assigned.count(name)      # all clients of this domain
         if args.images_per_class:
             size = args.images_per_class
             piles = [index[y[index] == c] for c in np.unique(y)]
-            part = np.concatenate([pile[earlier * size:(earlier + 1) * size] for pile in piles])
+            part = np.concatenate([pile[served * size:(served + 1) * size] for pile in piles])
         elif args.domain_fraction:
             if args.domain_fraction * sharing > 1 + 1e-9:
                 fail(f"--domain-fraction {args.domain_fraction}: must be at most 1/{sharing}, "
                      f"as {name} has {sharing} clients")
             size = round(args.domain_fraction * len(index))
-            part = index[earlier * size:(earlier + 1) * size]
+            part = index[served * size:(served + 1) * size]
         else:
-            part = np.array_split(index, sharing)[earlier]
+            part = np.array_split(index, sharing)[served]
         parts.append(part)
     return parts
 
@@ -690,7 +688,7 @@ def image_folder(folder, size):
     key = zlib.crc32(repr(paths_and_times).encode())
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
 
-    x, _ = decoded(lambda i: (Image.open(paths[i]), 0), paths, size, cache, key)  # 0: the labels are in y
+    x, _ = decoded(lambda i: (Image.open(paths[i]), 0), paths, size, cache, key)  # 0: not used, y has the labels
     return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), class_names.tolist(),
                    domains.tolist())
 
@@ -855,7 +853,7 @@ def draw_domain(name, n, size=32):
     else:  # clutter: coloured, blurred, between pieces of other digits
         ground, colour = uniform(n, 0, 1, 3), uniform(n, 0, 1, 3)
         contrast = (ground - colour).mean(1, keepdim=True)
-        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)  # raises it to 0.3, unless black or white comes first
+        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)  # moves the colour until it is 0.3, within [0, 1]
         colour = (colour - contrast.sign() * missing_contrast).clamp(0, 1)
         image = ground + 0.35 * noise(n, 5, 3)
         for _ in range(2):
@@ -881,7 +879,7 @@ def draw_domain(name, n, size=32):
 
 # Where a run computes and what it writes; args.json leaves these flags out
 SIDE_FLAGS = ["data", "device", "workers", "checkpoint_every", "out", "name", "no_plots", "trials", "resume"]
-# Every other flag keeps the run's value
+# What may be typed with --resume; every other flag keeps the run's value
 ALLOWED_WITH_RESUME = ["data", "device", "workers", "checkpoint_every", "no_plots", "resume", "rounds", "help"]
 
 
@@ -1428,7 +1426,7 @@ def preset(args, settings):
 
 
 def preset_defaults(first, settings):
-    """The preset of the data set, without what a typed flag excludes -> {flag: value}."""
+    """The preset of the data set, minus what a typed flag excludes -> {flag: value}."""
     defaults = dict(preset(first, settings))
     for name in defaults:
         if not hasattr(first, name):
@@ -1447,7 +1445,7 @@ def parse(script, description, settings, add_flags, words=None):
     add_flags(parser.add_argument_group("method"))
     typed = [text.split("=")[0] for text in words if text.startswith("--")]
 
-    # Parse twice: the first pass finds which defaults apply, the second uses them. --help waits for the second.
+    # Parse twice: the first pass finds which defaults apply, the second uses them and shows --help.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
     if first.resume is None:
         defaults = preset_defaults(first, settings) | {"script": script}

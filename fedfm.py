@@ -14,13 +14,14 @@ One round (m participants, C classes, C_k of them at client k, D features, |w| f
 The global model is then tested on the server's test images. Rounds 1 to T_s are plain FedAvg.
 
 Settings: 100 rounds with all 10 clients; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning rate 0.01;
-λ = 50 and T_s = 20, tuned; temperature α = 0.1. Each client holds out 20 % of its images to pick the best round.
+λ = 50 and T_s = 20, which the paper calls generally better; temperature α = 0.1. Each client holds out 20 % of its
+images to pick the best round.
 On a fifth of CIFAR-10, accuracy with this λ fell to chance once matching began (see the results).
 What we changed
-  Matching  normalises anchors to length 1 as well, as in the authors' code; the paper normalises only features.
+  Matching  scales anchors to length 1 as well, like the authors' code; the paper scales only features.
   Uploads   hold the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  Inputs     are normalised and augmented as in the authors' code (CINIC-10's normalisation is ours).
+  Inputs     CIFAR images are normalised, and CIFAR-100's augmented, as in the authors' code.
   Partition  NIID-2 and NIID-3 have the class shares of the authors' code.
 Equations, deviations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
@@ -164,7 +165,8 @@ def contrastive_guiding(z, y, anchors, temperature):
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
-    logits = (cosine / temperature).masked_fill(~anchors.known, -1e9)  # not -inf: inf · 0 would be nan below
+    logits = (cosine / temperature).masked_fill(~anchors.known, -1e9)  # not -inf: a class without an anchor
+                                                                      # has loss inf then, and inf · 0 is nan
     losses = F.cross_entropy(logits, y, reduction="none")             # (B,)
     has_anchor = anchors.known[y]
     return (losses * has_anchor).sum() / has_anchor.sum().clamp(min=1)
@@ -236,7 +238,7 @@ def lite_round(net, clients, chosen, anchors, t, args):
     models_down = (t - 1) % args.model_every == 0
     models_up = t % args.model_every == 0 or t == args.rounds
     matching = args.lam > 0 and t > args.warmup and t > 1             # round 1 has no anchors
-    next_round_matches = args.lam > 0 and t >= args.warmup
+    means_up = args.lam > 0 and t >= args.warmup                      # for the next round's anchors
 
     up = 0
     down = len(chosen) * anchors.known.sum() * args.feature_dim
@@ -249,7 +251,7 @@ def lite_round(net, clients, chosen, anchors, t, args):
     if models_up:
         up += len(chosen) * model_size(net)
         net.load_state_dict(average_of(uploads, chosen))                                   # Eq. 11
-    if next_round_matches:
+    if means_up:
         local_means, counts = local_class_means(chosen, args)                              # Eq. 8
         up += floats_sent(counts, args)
         anchors = new_anchors(local_means, counts, anchors, args.aggregate)                # Eq. 9
@@ -332,8 +334,8 @@ BASE = dict(                # the paper's Section VII-A, unless a comment says o
     match="cg",
     temperature=0.1,        # α, Section VII-D
     aggregate="weighted",   # Eq. 9
-    model_every=1,          # a, Section VII-C
-    prox=0.0,               # Section VII-D
+    model_every=1,          # a; Section VII-C tries 1, 2, 5 and 10
+    prox=0.0,               # μ of FedProx, which Section VII-D.2 does not give
 )
 DOMAINS = dict(             # not from a paper
     BASE,
@@ -347,8 +349,8 @@ DOMAINS = dict(             # not from a paper
 SETTINGS = {
     "default": BASE,        # cifar10 among others
     "cinic10": dict(BASE, dominant_share=0.5),                        # from the authors' partition code
-    # Table III's 23.7 million weights are those of a ResNet50 that begins with a 3x3 convolution, as in the authors'
-    # code; the augmentation is from there as well
+    # Table III's 23,705 thousand weights are those of a ResNet50 that begins with a 3x3 convolution (7x7: 23,713), as
+    # in the authors' code; the augmentation is from there as well
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
     # not from the paper: the folder digits, other folders with domains, glyphs
     "digits": dict(DOMAINS, images_per_class=30),

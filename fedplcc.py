@@ -1,27 +1,29 @@
-"""FedPLCC, Federated Prototype Learning with Convergent Clusters: An Enhanced Federated Prototype Learning Method
-under Domain Shift. Kuang, Guo, Liang, Zhang. arXiv 2024.
+"""FedPLCC (Federated Prototype Learning with Convergent Clusters), from
+"An Enhanced Federated Prototype Learning Method under Domain Shift". Kuang, Guo, Liang, Zhang. arXiv 2024.
 
-As in the earlier FedPLVM, each class has several prototypes: clients cluster each class's features with FINCH, and the
-server clusters the cluster means. FedPLCC adds two things. It weights each prototype by the share of its class's images
-that it represents, so that outliers count little. And its loss L_corr pulls a feature only toward the top share φ of
-its class's prototypes, ranked by similarity × weight.
+As in the earlier FedPLVM, each class has several prototypes: clients cluster each class's features, and the server
+clusters the cluster means. (The clustering, FINCH, links each vector to its nearest neighbour.) FedPLCC adds two
+things. It weights each prototype by the share of its class's images that it represents, so that outliers count little.
+And its loss L_corr pulls a feature only toward the best share φ of its class's prototypes, ranked by similarity ×
+weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
   2. Each participant trains the model on cross-entropy (Eq. 5) + λ1 · contrast between classes (L_contra, Eq. 6)
      + λ2 · attraction within the class (L_corr, Eq. 8).
   3. It clusters its features (Eq. 9), and sends the model and the clusters' means and sizes. |w| + J · (D + 1) floats
-  4. The server averages the models, clusters the means (Eq. 10) and weights the prototypes (Eq. 11).
+  4. The server averages the models, weighted by their numbers of images. It clusters the means (Eq. 10) and weights
+     the prototypes (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
 τ = 0.07; exponent α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
 What we changed
-  Eq. 5  averages over a batch instead of summing over a client's images, so our λ1 and λ2 may be on another scale.
+  Eq. 5  averages over a batch instead of summing over a client's images. A sum would weigh more beside λ1 and λ2.
 What the paper leaves open
   E      counts epochs, as in Table I and Algorithm 1, although Section IV says iterations.
   τ      is 0.07, although Section IV also calls 0.55 optimal.
-  FINCH  works in passes; we keep the last pass that leaves at least two clusters, as FedPLVM's code does.
+  FINCH  works in passes; we keep the last that leaves two clusters or more (else the first), as FedPLVM's code does.
 Equations, deviations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
     python fedplcc.py                                              built-in glyphs in four domains, under a minute
@@ -158,7 +160,8 @@ def contrast(s, same_class, weights, tau):
 
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,); ignore samples whose class has no prototype."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    own_logits = logits.masked_fill(~same_class, -1e9)                # not -inf: inf · 0 would be nan in local_loss
+    own_logits = logits.masked_fill(~same_class, -1e9)                # not -inf: a sample whose class has no
+                                                                      # prototype has loss inf then, and inf · 0 is nan
     return logits.logsumexp(1) - own_logits.logsumexp(1)
 
 
@@ -169,7 +172,7 @@ def attraction(s, same_class, weights, phi):
     ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
     rank = torch.arange(len(weights), device=s.device)
     n = same_class.sum(1)                                                    # (B,)
-    num_kept = (phi * n * (1 - 1e-6)).ceil()                                 # ⌈φ n⌉; in float32 0.3 · 50 exceeds 15
+    num_kept = (phi * n * (1 - 1e-6)).ceil()                                 # ⌈φ n⌉; in float32 0.3 · 50 is above 15
     kept = rank < num_kept[:, None]
     return -(ranked * kept).sum(1)
 
@@ -212,10 +215,11 @@ def cluster_by_class(x, y, sizes):
     vectors, labels, cluster_sizes = [], [], []
     for c in y.unique():
         of_class = y == c
-        # float64: in float32 the cosines of nearly equal features round to 1; CPU: connected_components is a loop
+        # float64: in float32 cosines of nearly equal features round to 1, and the nearest is a tie
+        # CPU: connected_components is a Python loop
         means, total = finch(x[of_class].cpu().double(), sizes[of_class].cpu().double())
         vectors.append(means.float().to(x.device))
-        labels.append(c.expand(len(means)))                           # class c, once per cluster
+        labels.append(c.repeat(len(means)))                           # class c, once per cluster
         cluster_sizes.append(total.float().to(x.device))
     return Clusters(torch.cat(vectors), torch.cat(labels), torch.cat(cluster_sizes))
 

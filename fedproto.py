@@ -6,7 +6,7 @@ Every client keeps its own model, of any architecture. Clients share one vector 
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
 features toward the average for their class. So a class should end up in the same place in every client's feature space.
 
-One round (m participants, C classes, C_i of them at client i, D features (the paper's K)):
+One round (m participants, C classes, C_i of them at client i, D features, the paper's K):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
@@ -18,6 +18,7 @@ Settings: 1000 rounds with all 20 clients; Dirichlet β = 0.1; E = 1 epoch in ba
 What we changed
   Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
   Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
+  Order      clients train before they upload, so in round 1 they have no prototypes; in the text they upload first.
   Partition  a client that already holds an equal share of all images gets none of the remaining classes.
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.

@@ -20,8 +20,8 @@ Settings: 1000 rounds with all 20 clients (cross-silo, our default) or 10 of 100
 setting); Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several;
 λ3 = 1; α = 0.9999.
 What we changed
-  Eqs. 5, 7  average over samples, not class means. The paper sums Eq. 5, so its λ1 pulls harder.
-  Anchors    pass through a frozen layer, as in the authors' code; the paper gives no loss to train it.
+  Eqs. 5, 7  average over samples, not class means. The paper sums Eq. 5 over classes, so there λ1 = 0.1 pulls harder.
+  Anchors    pass through a small frozen network, as in the authors' code; the paper gives no loss to train it.
 What the paper leaves open
   Class means      for the margin are taken before training, those for Eq. 3 after it.
   Initial weights  are the same for clients with the same extractor.
@@ -30,7 +30,7 @@ Equations, deviations, published results: .github/papers/fedsa.md. Our results: 
     python fedsa.py                                                                      built-in glyphs, under a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1                  Table 1, cross-device
     python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8   Table 2, eight models
-    python fedsa.py --lam-mcl 0 --lam-cc 0 --projection none                             glyphs with L_R alone
+    python fedsa.py --lam-mcl 0 --lam-cc 0 --projection none                             Table 4's first row, on glyphs
 """
 
 from typing import NamedTuple
@@ -105,7 +105,7 @@ def client_update(client, anchors, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    local_prototypes, counts = class_means(client.net, client.train)                       # Eq. 2, after training
+    local_prototypes, _ = class_means(client.net, client.train)                            # Eq. 2, after training
     return Upload(local_prototypes, counts, torch.stack(losses).mean())
 
 

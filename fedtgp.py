@@ -2,15 +2,17 @@
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
 FedProto averages the clients' prototypes. The averages lie closer together than the best-separated client's own
-prototypes: the margin shrinks. So FedTGP's server trains its prototypes instead. Each client prototype should be nearer
-to the global prototype of its class than to any other, by a margin δ that the server recomputes every round.
+prototypes, so classes are harder to tell apart. FedTGP's server trains its prototypes instead. Each client prototype
+should be nearer to the global prototype of its class than to any other, by a margin δ that the server recomputes every
+round.
 
-One round (m participants, C classes, C_i of them at client i, D features (the paper's K)):
+One round (m participants, C classes, C_i of them at client i, D features, the paper's K):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 11).
   3. It sends its prototypes, the class means (Eq. 2), but no class counts.            C_i · D floats
   4. The server computes δ, the largest distance between two class centres (plain means of the clients' prototypes),
-     capped at τ (Eq. 9). For S epochs it trains its prototypes, one vector per class and a small network (Eq. 10).
+     capped at τ (Eq. 9). For S epochs it trains one vector per class and a small network that maps these vectors to
+     prototypes (Eq. 10).
 Every client is then tested on a held-out 25 % of its images by nearest prototype, as in the paper, and by classifier.
 
 Settings: 1000 rounds with all 20 clients; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
@@ -120,8 +122,8 @@ def prototype_distance(z, y, prototypes, distance):
 # --- the server -------------------------------------------------------------------------------------
 
 class PrototypeNet(nn.Module):
-    """All global prototypes P̂^c -> (C, D). Each class has a trainable vector Ṕ^c. One shared network, the paper's
-    F, maps the vectors to prototypes: Linear, ReLU, Linear.
+    """Calling it gives all global prototypes P̂^c, (C, D). Each class has a trainable vector Ṕ^c. One shared network,
+    the paper's F, maps the vectors to prototypes: Linear, ReLU, Linear.
 
     The paper gives neither the hidden width (ours: D) nor the vectors' distribution (ours: N(0, I))."""
 
@@ -188,7 +190,7 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)                    # no momentum
     for _ in range(args.server_epochs):
-        losses = []                                                   # of this epoch; the last one's are returned
+        losses = []                                                   # only the last epoch's are returned
         order = torch.from_numpy(rng.permutation(len(p))).to(p.device)
         for index in order.split(args.batch_size):
             prototypes = prototype_net()                              # (C, D), with gradient

@@ -1,20 +1,18 @@
-"""A GPU without a GPU. Under torch's FakeTensorMode tensors say that they are on cuda and hold no numbers, and an
-operation on tensors of two devices is refused, as on a real GPU (indexing is not refused here). The inputs below are made on cuda; what a step makes
-without saying where is on the CPU. Steps that need a number from a tensor are left out."""
+"""A GPU without a GPU. Tensors on torch's device "meta" hold no numbers, and most operations refuse to mix them with
+tensors of the CPU, as on a real GPU (not all: @, cdist and indexing mix them). The inputs below are on "meta"; what a
+step makes without saying where is on the CPU. Steps that need a number from a tensor are left out."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
 
 B, K, C, D = 5, 4, 3, 8
 ARGS = SimpleNamespace(lr=0.1, momentum=0.9, weight_decay=0.01, server_steps=2, alpha=0.5, tau=0.5)
-GPU = FakeTensorMode()
-with GPU, torch.device("cuda"):
+with torch.device("meta"):
     x = torch.zeros(B, 3, 2, 2, dtype=torch.uint8)
     z = torch.rand(B, D)
     y = torch.zeros(B, dtype=torch.long)
@@ -63,14 +61,12 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_stays_on_the_gpu(name, monkeypatch):
+def test_a_step_stays_on_its_device(name):
     """A step makes its masks, ranges and zeros where its inputs are."""
-    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: None)  # needs a driver
-    with GPU:
-        assert STEPS[name]().device.type == "cuda"
+    assert STEPS[name]().device.type == "meta"
 
 
 def test_two_devices_are_refused():
     """Otherwise this file would prove nothing."""
-    with GPU, pytest.raises(RuntimeError, match="device"):
+    with pytest.raises(RuntimeError, match="device"):
         p + torch.zeros(C, D)

@@ -133,22 +133,17 @@ def test_loss_of_equal_and_zero_vectors(name):
     assert check_loss(name, p[y], y, p, 4).isfinite().all()
 
 
-def test_fedsa_eq8_classifier_calibration():
-    """The loss is a mean over classes, and the classifier's bias counts."""
-    anchors, classifier = torch.randn(4, 5), torch.nn.Linear(5, 4)
-    logits = classifier(anchors)
+@pytest.mark.parametrize("loss_of", [lambda a, classifier: fedsa.classifier_calibration(classifier, a),
+                                     lambda a, classifier: fedlsa.anchor_classification(a, classifier)],
+                         ids=["fedsa_eq8_classifier_calibration", "fedlsa_eq3_anchor_classification"])
+def test_cross_entropy_of_anchors(loss_of):
+    """The loss is a mean over classes, and the classifier's bias counts. Classifier and anchors get its gradient."""
+    anchors, classifier = tensor(torch.randn(4, 5)).requires_grad_(), torch.nn.Linear(5, 4).double()
+    logits = anchors @ classifier.weight.T + classifier.bias
     want = torch.stack([logits[c].logsumexp(0) - logits[c, c] for c in range(4)]).mean()
-    agree_with_gradient(classifier, fedsa.classifier_calibration(classifier, anchors), want)
-
-
-def test_fedlsa_eq3_anchor_classification():
-    """The loss is a mean over classes, and the classifier's bias counts."""
-    anchors, classifier = tensor(torch.randn(4, 5)), torch.nn.Linear(5, 4).double()
-    logits = (anchors @ classifier.weight.T + classifier.bias).tolist()
-    want = np.mean([cross_entropy(logits[c], c) for c in range(4)])
-    agree(fedlsa.anchor_classification(anchors, classifier), want)
-    anchors.requires_grad_()
-    assert torch.autograd.gradcheck(lambda a: fedlsa.anchor_classification(a, classifier), anchors)
+    loss, inputs = loss_of(anchors, classifier), [anchors, *classifier.parameters()]
+    torch.testing.assert_close(loss, want)
+    torch.testing.assert_close(torch.autograd.grad(loss, inputs), torch.autograd.grad(want, inputs))
 
 
 def test_fedlsa_eq4_anchor_separation():
@@ -250,9 +245,11 @@ def test_fedproto_eq4_local_loss():
     """λ weighs the distance, and --distance picks its kind."""
     net, x, y, z, entropy = batch()
     p, known = torch.rand(3, 3), torch.tensor([True, False, True])
-    loss = fedproto.local_loss(net, x, y, p, known, SimpleNamespace(lam=0.7, distance="mse"))
     of_known = (z - p[y])[known[y]]
+    loss = fedproto.local_loss(net, x, y, p, known, SimpleNamespace(lam=0.7, distance="mse"))
     agree_with_gradient(net, loss, entropy + 0.7 * of_known.square().mean())
+    loss = fedproto.local_loss(net, x, y, p, known, SimpleNamespace(lam=0.7, distance="euclidean"))
+    agree_with_gradient(net, loss, entropy + 0.7 * of_known.norm(dim=1).mean())
 
 
 def test_fedtgp_eq11_local_loss():
@@ -261,6 +258,8 @@ def test_fedtgp_eq11_local_loss():
     p = torch.rand(3, 3)
     loss = fedtgp.local_loss(net, x, y, p, SimpleNamespace(lam=0.7, distance="mse"))
     agree_with_gradient(net, loss, entropy + 0.7 * (z - p[y]).square().mean())
+    loss = fedtgp.local_loss(net, x, y, p, SimpleNamespace(lam=0.7, distance="euclidean"))
+    agree_with_gradient(net, loss, entropy + 0.7 * (z - p[y]).norm(dim=1).mean())
 
 
 def test_fedsa_eq9_local_loss(monkeypatch):
@@ -271,9 +270,12 @@ def test_fedsa_eq9_local_loss(monkeypatch):
     def l_mcl(z, y, anchors, margin):
         return margin * (z - anchors[y]).square().sum()
     monkeypatch.setattr(fedsa, "margin_contrastive", l_mcl)  # a lab sheet takes it away
+    others = 0.2 * l_mcl(z, y, anchors, margin) + 0.6 * fedsa.classifier_calibration(net.classifier, anchors)
     args = SimpleNamespace(lam_r=0.3, lam_mcl=0.2, lam_cc=0.6, distance="mse")
-    want = entropy + 0.3 * (z - anchors[y]).square().mean() + 0.2 * l_mcl(z, y, anchors, margin)
-    want = want + 0.6 * fedsa.classifier_calibration(net.classifier, anchors)
+    want = entropy + 0.3 * (z - anchors[y]).square().mean() + others
+    agree_with_gradient(net, fedsa.local_loss(net, x, y, anchors, margin, args), want)
+    args.distance = "euclidean"
+    want = entropy + 0.3 * (z - anchors[y]).norm(dim=1).mean() + others
     agree_with_gradient(net, fedsa.local_loss(net, x, y, anchors, margin, args), want)
 
 

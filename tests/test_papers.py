@@ -8,7 +8,8 @@ from conftest import arguments
 # one model for each client
 FEDPROTO = dict(
     clients=20, participation=1.0, partition="dirichlet", beta=0.1, model="cnn4", feature_dim=512, rounds=1000,
-    local_epochs=1, batch_size=10, batches="full", lr=0.01, momentum=0.0, weight_decay=0.0, lam=0.1, distance="euclidean")
+    local_epochs=1, batch_size=10, batches="full", lr=0.01, momentum=0.0, weight_decay=0.0, lam=0.1,
+    distance="euclidean")
 FEDTGP = dict(FEDPROTO, margin_rule="pairwise", tau=100, server_epochs=100, no_mlp=False)
 FEDSA = dict(FEDPROTO, lam_r=0.1, lam_mcl=None, lam_cc=1, alpha=0.9999, projection="mlp")
 del FEDSA["lam"]
@@ -73,7 +74,8 @@ def test_settings(script, dataset, tmp_path):
     want = EXPECTED[script, dataset]
     assert {name: found[name] for name in want} == want
     settings = __import__(script).SETTINGS
-    preset = settings.get(dataset) or settings.get("domains" if dataset == "several" else "default", settings["default"])
+    fallback = settings.get("domains" if dataset == "several" else "default", settings["default"])
+    preset = settings.get(dataset) or fallback
     assert set(preset) <= set(want)
 
 

@@ -166,7 +166,7 @@ BAD = {  # what the line says: command lines, in which the last flag is the bad 
     "there are plain, thin, texture, clutter": ["--partition domain --domain-clients nowhere:1"],
     "must be at most 1/3": ["fedplcc --partition domain --domain-clients thin:3 --domain-fraction 0.5"],
     "number of classes": ["--partition missing --missing 10", "--partition pathological --classes-per-client 11"],
-    "too few": ["--clients 5000", "--subset 1e-9 --clients 20"],
+    "try fewer --clients": ["--clients 5000", "--subset 1e-9 --clients 20"],
     "for testing": ["--partition dominant --subset 0.01 --clients 4"],
     "Not a directory": ["--out README.md/runs"],
     "would train on 1 of": ["fedfm --subset 0.1 --validation 0.999 --partition domain"],
