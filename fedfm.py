@@ -165,8 +165,8 @@ def contrastive_guiding(z, y, anchors, temperature):
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
-    logits = (cosine / temperature).masked_fill(~anchors.known, -1e9)  # not -inf: a class without an anchor
-                                                                      # has loss inf then, and inf · 0 is nan
+    # not -inf: a class without an anchor would have loss inf, and inf · 0 is nan
+    logits = (cosine / temperature).masked_fill(~anchors.known, -1e9)
     losses = F.cross_entropy(logits, y, reduction="none")             # (B,)
     has_anchor = anchors.known[y]
     return (losses * has_anchor).sum() / has_anchor.sum().clamp(min=1)

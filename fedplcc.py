@@ -160,8 +160,8 @@ def contrast(s, same_class, weights, tau):
 
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,); ignore samples whose class has no prototype."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    own_logits = logits.masked_fill(~same_class, -1e9)                # not -inf: a sample whose class has no
-                                                                      # prototype has loss inf then, and inf · 0 is nan
+    # not -inf: a sample whose class has no prototype would have loss inf, and inf · 0 is nan
+    own_logits = logits.masked_fill(~same_class, -1e9)
     return logits.logsumexp(1) - own_logits.logsumexp(1)
 
 
