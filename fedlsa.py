@@ -6,7 +6,7 @@ the domains and lie close together. So FedLSA's server learns one anchor per cla
 classifier should recognise the anchors, and they should lie far apart. Clients scale their features to length 1 and
 pull them toward the anchor of their class.
 
-One round (C classes, D features (the paper's L), |w| floats in the model):
+One round (C classes, |w| floats in the model, D features; the paper writes L):
   1. The server trains its anchors for E_s steps (the paper: epochs) on the frozen global classifier's cross-entropy
      (L_ACE, Eq. 3) + α · the similarity between anchors (L_SEP, Eq. 4).
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each

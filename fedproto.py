@@ -6,7 +6,7 @@ Every client keeps its own model, of any architecture. Clients share one vector 
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
 features toward the average for their class. So a class should end up in the same place in every client's feature space.
 
-One round (m participants, C classes, C_i of them at client i, D features, the paper's K):
+One round (m participants, C classes, C_i of them at client i, D features; the paper writes K):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats

@@ -6,7 +6,7 @@ prototypes, so classes are harder to tell apart. FedTGP's server trains its prot
 should be nearer to the global prototype of its class than to any other, by a margin δ that the server recomputes every
 round.
 
-One round (m participants, C classes, C_i of them at client i, D features, the paper's K):
+One round (m participants, C classes, C_i of them at client i, D features; the paper writes K):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 11).
   3. It sends its prototypes, the class means (Eq. 2), but no class counts.            C_i · D floats

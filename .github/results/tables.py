@@ -57,6 +57,11 @@ def at(rounds, column, t):
     return curve(rounds, column)[t]
 
 
+def in_round(column, t):
+    """-> function of a run: its value in round t."""
+    return lambda rounds: at(rounds, column, t)
+
+
 def last(rounds, column):
     return at(rounds, column, max(rounds))
 
@@ -163,16 +168,12 @@ def read_architectures():
 
 def architectures():
     runs, round_of = read_architectures()
-    frequent = f"{mean_std(runs['fedproto'], lambda rounds: last(rounds, 'most_frequent'))} (seed 0: " \
-               f"{number(last(runs['fedproto'][0], 'most_frequent'))})"
-    rows = [["", "always the most frequent class", "3", frequent] + [""] * 6]
+    frequent = in_round("most_frequent", 2)
+    cell = f"{mean_std(runs['fedproto'], frequent)} (seed 0: {number(frequent(runs['fedproto'][0]))})"
+    rows = [["", "always the most frequent class", "3", cell] + [""] * 6]
     for name, (architectures, command) in ARCHITECTURES.items():
         run, t = runs[name], round_of[name]
-
-        def in_round(column, t):
-            return lambda rounds: at(rounds, column, t)
-        cells = [architectures, command, str(len(run))]
-        cells += [f"{mean_std(run, in_round('classifier', t))}"]
+        cells = [architectures, command, str(len(run)), mean_std(run, in_round("classifier", t))]
         cells += [mean_std(run, in_round("prototype", shown)) if shown < t else "" for shown in (2, 4)]
         cells.append(f"{mean_std(run, in_round('prototype', t))} (round {t})")
         if name in FEDPROTO_OF:
@@ -342,8 +343,6 @@ def fedfm():
     for name, command in [("fedavg", "`--lam 0`: FedAvg"), ("fedfm", "FedFM, λ = 50"), ("fedfm-lam-5", "`--lam 5`")]:
         cells = [command] + [number(at(runs[name], "test", t)) if t in runs[name] else "" for t in shown]
         t = max(runs[name])
-        if name != "fedfm":
-            t = 30
         cells.append(f"{number(at(runs[name], 'test_recomputed', t))} (round {t})")
         rows.append(cells + [f"{FEDFM[name]:.2f}" if name in FEDFM else ""])
     show("fedfm", ["test accuracy, seed 0"] + [f"round {t}" for t in shown] +
@@ -380,7 +379,7 @@ def readme():
 
     def architectures_row(title, published, one):
         run, base, t = runs[one], runs[FEDPROTO_OF[one]], round_of[one]
-        ours = two_leads(run, base, lambda rounds: at(rounds, "classifier", t), lambda rounds: at(rounds, "prototype", t))
+        ours = two_leads(run, base, in_round("classifier", t), in_round("prototype", t))
         seeds = "one seed, " if len(run) == 1 else ""
         return [title, published and number(published), ours, f"too early: {seeds}round {t} of 1000"]
 
