@@ -304,18 +304,18 @@ def office_fedplcc():
     runs = read("office-fedplcc")
     published = {name: np.mean(domains) for name, domains in FEDPLCC.items()}
     rows = []
-    for name, method, base, command in [
-            ("fedavg", "fedavg", None, "`fedplcc.py --lam-contra 0`: FedAvg"),
-            ("fedplcc", "fedplcc", "fedavg", "`fedplcc.py`"),
-            ("fedavg-1-epoch", "fedavg", None, "`fedplcc.py --local-epochs 1 --lam-contra 0`: FedAvg"),
-            ("fedplcc-1-epoch", "fedplcc", "fedavg-1-epoch", "`fedplcc.py --local-epochs 1`")]:
-        run = runs[name]
-        cells = [command, mean_std(run, last_of_domains), number(published[method], 2)]
-        if base is None:
-            cells += ["", ""]
+    for name, base, paper, command in [
+            ("fedavg", None, "fedavg", "`fedplcc.py --lam-contra 0`: FedAvg"),
+            ("fedplcc", "fedavg", "fedplcc", "`fedplcc.py`"),
+            ("fedavg-1-epoch", None, "fedavg", "`fedplcc.py --local-epochs 1 --lam-contra 0`: FedAvg"),
+            ("fedplcc-1-epoch", "fedavg-1-epoch", "fedplcc", "`fedplcc.py --local-epochs 1`"),
+            ("fedplcc-1-epoch-phi-1", "fedavg-1-epoch", None, "`fedplcc.py --local-epochs 1 --phi 1`: toward all prototypes of the class")]:
+        cells = [command, mean_std(runs[name], last_of_domains), number(published[paper], 2) if paper else "not given"]
+        if base:
+            cells.append(lead(runs[name], runs[base], last_of_domains))
+            cells.append(number(published[paper] - published["fedavg"]) if paper else "")
         else:
-            cells.append(lead(run, runs[base], last_of_domains))
-            cells.append(number(published["fedplcc"] - published["fedavg"]))
+            cells += ["", ""]
         rows.append(cells)
     show("office-fedplcc", ["command", "last of 100 rounds", "published", "lead over FedAvg", "published lead"], rows)
 
@@ -347,6 +347,34 @@ def fedfm():
         rows.append(cells + [f"{FEDFM[name]:.2f}" if name in FEDFM else ""])
     show("fedfm", ["test accuracy, seed 0"] + [f"round {t}" for t in shown] +
          ["with recomputed statistics", "published: all images, best of 100 rounds"], rows)
+
+
+def left_open():
+    """What the papers leave open: our choice beside other readings, on seed 0 unless the row says otherwise."""
+    plcc, lsa, fifth, device = [read(name) for name in ("office-fedplcc", "office-fedlsa", "cifar10-fifth", "cifar10-cross-device")]
+
+    def late_mean(name):
+        return number(mean(plcc[name][0], DOMAINS, 81, 100))
+
+    def of_domains(name):
+        return number(last_of_domains(lsa[name][0]))
+
+    def leads(name, base):
+        return " and ".join(number(last_of_domains(plcc[name][seed]) - last_of_domains(plcc[base][seed])) for seed in (0, 1))
+
+    show("left-open", ["what is open", "accuracy", "ours", "other readings"], [
+        ["FedPLCC's τ", f"Office, one epoch, mean of rounds 81 to 100; FedAvg has {late_mean('fedavg-1-epoch')}",
+         f"0.07: {late_mean('fedplcc-1-epoch')}", f"0.55: {late_mean('fedplcc-1-epoch-tau-0.55')}; 0.055: {late_mean('fedplcc-1-epoch-tau-0.055')}"],
+        ["FedPLCC's Eq. 5", "lead over FedAvg, Office, one epoch, round 100, seeds 0 and 1",
+         f"mean: {leads('fedplcc-1-epoch', 'fedavg-1-epoch')}", f"sum over 32 images: {leads('fedplcc-1-epoch-sum', 'fedavg-1-epoch-sum')}"],
+        ["size of FedLSA's clients", f"Office, FedAvg, round 100; the paper has {number(FEDLSA_MEAN['fedavg'], 2)}",
+         f"20 % of a domain: {of_domains('fedavg')}", f"10 %: {of_domains('fedavg-10-percent')}; 30 %: {of_domains('fedavg-30-percent')}"],
+        ["FedTGP's Eq. 10", "by prototype, a fifth of CIFAR-10, round 12",
+         f"mean: {number(last(fifth['fedtgp'][0], 'prototype'))}", f"[sum](patches/fedtgp-sum.patch): {number(last(fifth['fedtgp-sum'][0], 'prototype'))}"],
+        ["clients' initial weights", "FedProto by prototype, CIFAR-10 cross-device, round 100",
+         f"the same: {number(at(device['fedproto'][0], 'prototype', 100))}",
+         f"[each its own](patches/own-weights.patch): {number(at(device['fedproto-own-weights'][0], 'prototype', 100))}"],
+    ])
 
 
 def other_settings():
@@ -443,6 +471,7 @@ def main():
     office_fedplcc()
     office_domains()
     fedfm()
+    left_open()
     other_settings()
     readme()
     draw_cifar10()
