@@ -78,3 +78,15 @@ def run(tmp_path, capsys):
         folder = Path(re.findall(r"^everything is in (.*)$", text, re.M)[-1])
         return SimpleNamespace(folder=folder, rows=log(folder), results=results, text=text)
     return go
+
+
+@pytest.fixture
+def refused(run, capsys):
+    """refused(script, words) -> the one line that a command prints before it ends with status 2."""
+    def go(script, *words):
+        with pytest.raises(SystemExit) as stop:
+            run(script, *words)
+        error = capsys.readouterr().err
+        assert stop.value.code == 2 and error.count("\n") == 1, error
+        return error
+    return go

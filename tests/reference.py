@@ -1,7 +1,6 @@
 """What several equations need, computed a second time: numpy and slow loops, written from the papers."""
 
 import numpy as np
-import torch
 
 
 def weighted_mean(vectors, weights):
@@ -55,13 +54,3 @@ def finch(x, sizes):
             break
         means, sizes = coarser, coarser_sizes
     return means, sizes
-
-
-def sgd_step(net, loss, speeds, lr, momentum=0.0, decay=0.0):
-    """One step by hand. speeds {name: tensor}: empty before the first step."""
-    parameters = dict(net.named_parameters())
-    slopes = torch.autograd.grad(loss, list(parameters.values()))
-    for (name, weight), slope in zip(parameters.items(), slopes):
-        slope = slope + decay * weight.detach()
-        speeds[name] = momentum * speeds.get(name, 0.0) + slope
-        weight.data -= lr * speeds[name]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
-from reference import cosine, cross_entropy, euclidean, finch, merged, sgd_step, unit, weighted_mean
+from reference import cosine, cross_entropy, euclidean, finch, merged, unit, weighted_mean
 
 pytestmark = pytest.mark.timeout(30)  # wrong FINCH may never end
 
@@ -590,11 +590,14 @@ def test_fedtgp_eq10_server_update():
 
     p, labels = uploads[[0, 0, 1, 1, 2], [0, 2, 2, 3, 0]], torch.tensor([0, 2, 2, 3, 0])
     rng = common.generator(5, "server", 7)
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.1)  # no momentum
     for _ in range(3):
         last_epoch = []
         for index in np.split(rng.permutation(5), [2, 4]):
             loss = fedtgp.margin_contrastive(p[index], labels[index], again(), 0.8)
-            sgd_step(again, loss, {}, lr=0.1)  # {}: no momentum
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
             last_epoch.append(loss.item())
     torch.testing.assert_close(prototypes, again().detach())
     torch.testing.assert_close(losses, torch.tensor(last_epoch))
@@ -609,11 +612,13 @@ def test_fedlsa_eq5_server_update():
     anchors, last_loss = fedlsa.server_update(net, classifier, args)
     torch.testing.assert_close(dict(classifier.state_dict()), dict(frozen), rtol=0, atol=0)
 
-    speeds = {}
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     for _ in range(3):
         loss = fedlsa.anchor_classification(again(), classifier)
         loss = loss + 0.4 * fedlsa.anchor_separation(again(), 0.2)
-        sgd_step(again, loss, speeds, lr=0.1, momentum=0.9, decay=0.01)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
     torch.testing.assert_close(anchors, again().detach())
     torch.testing.assert_close(last_loss, loss.detach())
 

@@ -1,8 +1,10 @@
 """What each script presets for each data set. Where a value stands in its paper is said beside SETTINGS."""
 
+from types import SimpleNamespace
+
 import pytest
 
-import common, fedfm, fedsa
+import common, fedsa
 from conftest import arguments
 
 # one model for each client
@@ -67,29 +69,16 @@ for script, table in ("fedproto", FEDPROTO), ("fedtgp", FEDTGP), ("fedsa", FEDSA
 
 @pytest.mark.parametrize("script, dataset", EXPECTED)
 def test_settings(script, dataset, tmp_path):
-    """Every preset holds the values above; a misspelt key of SETTINGS fails."""
+    """Every preset holds the values above and sets no other flag."""
     for folder in "one/train", "one/test", "several/photo", "several/sketch":
         (tmp_path / folder).mkdir(parents=True)
     found = vars(arguments(script, "--dataset", dataset, "--data", tmp_path))
     want = EXPECTED[script, dataset]
     assert {name: found[name] for name in want} == want
-    settings = __import__(script).SETTINGS
-    fallback = settings.get("domains" if dataset == "several" else "default", settings["default"])
-    preset = settings.get(dataset) or fallback
-    assert set(preset) <= set(want)
+    assert set(common.preset(SimpleNamespace(**found), __import__(script).SETTINGS)) <= set(want)
 
 
 def test_fedsa_eq9_lambda_2():
     """λ2 is 0.01, or 1 for a group, unless it is typed."""
-    for model in common.MODELS:
-        args = arguments("fedsa", "--model", model)
-        assert fedsa.lambda_2(args) == (1 if model in common.GROUPS else 0.01)
-    assert fedsa.lambda_2(arguments("fedsa", "--lam-mcl 0")) == 0
-
-
-def test_fedfm_normalises_images_as_its_authors_do():
-    assert fedfm.NORMALISATION == {
-        "other": ((0.5,), (0.5,)),
-        "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    }
+    for words, want in ("--model cnn4", 0.01), ("--model htfe8", 1), ("--lam-mcl 0 --model htfe8", 0):
+        assert fedsa.lambda_2(arguments("fedsa", words)) == want

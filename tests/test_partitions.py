@@ -77,13 +77,6 @@ def test_dirichlet_gives_a_full_client_nothing_of_the_classes_that_follow():
     assert full_clients > 10 and images_of_nearly_full > 10
 
 
-def test_dirichlet_draws_again_until_the_smallest_client_has_enough():
-    """Two batches each are enough to stop."""
-    for seed in range(5):
-        counts = split_counts(TEN, partition="dirichlet", clients=15, batch_size=15, seed=seed)
-        assert counts.sum(1).min() >= 30
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_dirichlet_keeps_the_best_of_a_hundred_draws(seed):
     """No draw gives everyone the 12 images that are enough."""

@@ -92,18 +92,13 @@ def test_features_png(monkeypatch):
     assert legend == [*names[2:], *groups, "server"]  # the ten most frequent classes
     assert [text.get_text() for text in figure.axes[0].texts] == ["d", "l"]
 
-    colours, stars = set(), []
+    colours_at = {}  # {place: the colours of its dots}
     for dots in figure.axes[0].collections:
-        places = dots.get_offsets()[:, 0].tolist()
-        if dots.get_sizes()[0] > 100:
-            assert len(dots.get_paths()[0].vertices) == 11  # the outline of a star
-            stars += places
-        elif places:
-            c, = set(places)
-            colours.add((c, tuple(dots.get_facecolor()[0])))
-    assert stars == pytest.approx([0.3, 1.1])
-    assert sorted(c for c, _ in colours) == list(range(2, 12))  # one colour for each class
-    assert len(set(colour for _, colour in colours)) == 10      # and for no other
+        for place in dots.get_offsets()[:, 0].tolist():
+            colours_at.setdefault(round(place, 1), set()).add(tuple(dots.get_facecolor()[0]))
+    assert sorted(colours_at) == [0.3, 1.1, *range(2, 12)]
+    assert all(len(colours) == 1 for colours in colours_at.values()) and len(set.union(*colours_at.values())) == 10
+    assert colours_at[0.3] == colours_at[3] and colours_at[1.1] == colours_at[11]  # the prototypes
 
 
 def test_margins():

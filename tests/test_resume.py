@@ -96,18 +96,6 @@ class Evil:
         return os.system, ("touch EVIL",)
 
 
-@pytest.fixture
-def refused(run, capsys):
-    """refused(script, words) -> the one line that a command prints before it ends with status 2."""
-    def go(script, *words):
-        with pytest.raises(SystemExit) as stop:
-            run(script, *words)
-        error = capsys.readouterr().err
-        assert stop.value.code == 2 and error.count("\n") == 1, error
-        return error
-    return go
-
-
 def test_a_resumed_run_keeps_its_settings(run, refused):
     """--resume refuses other settings, fewer rounds and another script."""
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder
