@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import common
 import fedlsa
 
+
 def dataset(pixels=32, classes=10):
     """A data set, as far as a model needs to know it."""
     x = torch.zeros(40, 3, pixels, pixels, dtype=torch.uint8)

@@ -7,8 +7,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import common
 from conftest import PERSONAL, ROOT, SMALL, arguments
@@ -89,14 +91,39 @@ def test_scripts_of_the_class(words, column, tmp_path, run, monkeypatch):
     assert common.read_log(folder)[f"acc_{column}"].tolist() != [row.get(f"acc_{column}") for row in plain]
 
 
-def test_stars_of_the_class(tmp_path, monkeypatch, capsys):
-    """stars.py prints once, and it finds stars."""
-    monkeypatch.setattr(common, "evaluate_personal", common.evaluate_personal)  # so that pytest puts it back
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", f"stars.py fedproto.py {SMALL['fedproto']} --out {tmp_path}".split())
-    runpy.run_path(".github/class/stars.py", run_name="__main__")
-    numbers = re.findall(r"^star_margin (\S+)  own_star (\S+)$", capsys.readouterr().out, re.M)
-    assert len(numbers) == 1 and min(map(float, numbers[0])) > 0
+@pytest.fixture
+def evaluation(tmp_path, monkeypatch):
+    """evaluation(script) -> what a script of the class puts in the place of evaluate_personal. Features are the images."""
+    def go(script):
+        monkeypatch.setattr(common, "extract", lambda net, x: x)
+        monkeypatch.setattr(common, "evaluate_personal", lambda *_, **__: {"classifier": 50.0})
+        (tmp_path / "empty.py").touch()
+        monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "empty.py")])
+        monkeypatch.chdir(ROOT)
+        runpy.run_path(f".github/class/{script}", run_name="__main__")
+        return common.evaluate_personal
+    return go
+
+
+def client_with(y):
+    """Images at 0 and 3, of the classes y."""
+    images = common.Images(torch.tensor([[0.0], [3.0]]), torch.tensor(y))
+    return common.Client(0, images, test=images, net=SimpleNamespace(num_classes=2))
+
+
+def test_teachers_of_the_class(evaluation):
+    """The two clients have their classes the other way round, so only their own means are right."""
+    scores = evaluation("teachers.py")([client_with([0, 1]), client_with([1, 0])], None, 1, None)
+    assert scores == {"classifier": 50, "own": 100, "others": 0}
+
+
+def test_stars_of_the_class(evaluation, capsys):
+    """Distances in the last round only: of the stars to each other, of features to the star of their class."""
+    stars, args = torch.tensor([[1.0], [8.0]]), SimpleNamespace(rounds=2)
+    evaluate = evaluation("stars.py")
+    for t in 1, 2:
+        assert evaluate([client_with([0, 1])], stars, t, args) == {"classifier": 50}
+    assert capsys.readouterr().out == "star_margin 7.00  own_star 3.00\n"  # (1 + 5) / 2
 
 
 def test_the_seventh_method(tmp_path, run, monkeypatch):
