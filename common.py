@@ -308,10 +308,9 @@ def make_federation(data, net, args, validation=0.0):
     tests = {}
     for d, name in enumerate(data.domains):
         index = torch.nonzero(data.test & (data.domain == d)).flatten()
-        if len(index):
-            tests[name] = take(data, index, args.device)
-    if not tests:
-        exit_without_data(Path(args.data, args.dataset), "the server needs test images")
+        if len(index) == 0:
+            exit_without_data(Path(args.data, args.dataset), f"the server needs test images of {name}")
+        tests[name] = take(data, index, args.device)
     return clients, tests
 
 
@@ -321,8 +320,8 @@ def divide(data, index, held_back, args):
     shares = []
     domain_names = np.array(data.domains)[data.domain[index]]
     for i, part in enumerate(partition(data.y[index].numpy(), domain_names, args)):
-        shuffled = generator(args.seed, "train/test", i).permutation(part)
-        own = index[torch.from_numpy(shuffled)]
+        part = generator(args.seed, "train/test", i).permutation(part)
+        own = index[torch.from_numpy(part)]
         cut = math.ceil((1 - held_back) * len(own))
         if cut < 2:
             fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images; "
@@ -390,7 +389,9 @@ def build_extractor(name, pixels, small_stem):
     """An architecture without its last layer, with random weights: images -> (B, any number)."""
     if name in CONVNETS:  # convolutions with 32 and 64 channels, each with max-pooling, then fully connected layers
         convolutions, widths = CONVNETS[name]
-        layers, channels, size = [], 3, pixels
+        layers = []
+        channels = 3
+        size = pixels
         for outputs in (32, 64)[:convolutions]:
             layers += [nn.Conv2d(channels, outputs, 5), nn.MaxPool2d(2), nn.ReLU()]
             channels = outputs
@@ -430,7 +431,7 @@ def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
     with seeded(args.seed, f"weights {name} ()"):  # this text seeds the weights; do not change it
         extractor = build_extractor(name, data.x.shape[-1], args.small_stem)
         widths = [D, *hidden]
-        classifier = nn.Linear(widths[-1], C)
+        classifier = nn.Linear(widths[-1], C)  # drawn before the hidden layers
         if hidden:
             classifier = nn.Sequential(*fully_connected(widths), classifier)
     return Net(extractor, classifier, D, C, mean, std).to(args.device)
@@ -462,11 +463,13 @@ def indices_by_class(y, rng):
 def deal(stock, counts):
     """Give client i the next counts[i, c] images of class c. stock: each class's images, [indices]; counts (K, C)
     -> K index arrays."""
-    pieces = []  # of each class, one for each client
-    for c, index in enumerate(stock):
-        ends = np.cumsum(counts[:, c])
-        pieces.append(np.split(index, ends)[:-1])  # without the rest, which nobody gets
-    return [np.concatenate(of_client) for of_client in zip(*pieces)]
+    ends = counts.cumsum(0)
+    starts = ends - counts
+    parts = []
+    for i in range(len(counts)):
+        pieces = [index[starts[i, c]:ends[i, c]] for c, index in enumerate(stock)]
+        parts.append(np.concatenate(pieces))
+    return parts
 
 
 def fewest_images(y, args):
@@ -517,9 +520,9 @@ def pathological(y, domain, args, rng):
         fail(f"--classes-per-client {each}: must be at most the number of classes, {classes}")
     owns = np.zeros((args.clients, classes), int)
     for i in range(args.clients):
-        ties = rng.random(classes)
+        random = rng.random(classes)  # breaks ties
         owners_so_far = owns.sum(0)
-        order = np.lexsort((ties, owners_so_far))  # by owners so far; ties at random
+        order = sorted(range(classes), key=lambda c: (owners_so_far[c], random[c]))
         owns[i, order[:each]] = 1
 
     counts = np.zeros((args.clients, classes), int)
@@ -538,11 +541,9 @@ def pathological(y, domain, args, rng):
 def in_proportion(y, shares, rng):
     """Deal images in the proportions of shares (K, C), as many as the scarcest class allows. The rest stays unused."""
     stock = indices_by_class(y, rng)
-    available = np.array([len(index) for index in stock])
-    wanted = shares.sum(0)
-    used = wanted > 0
-    scale = (available[used] / wanted[used]).min()                    # how many images a share of 1 is
-    return deal(stock, np.floor(shares * scale + 1e-9).astype(int))   # 1e-9: 2.9999999 is 3
+    # how many images a share of 1 is
+    scale = min(len(index) / wanted for index, wanted in zip(stock, shares.sum(0)) if wanted > 0)
+    return deal(stock, np.floor(shares * scale + 1e-9).astype(int))  # 1e-9: 2.9999999 is 3
 
 
 def dominant(y, domain, args, rng):
@@ -649,14 +650,14 @@ def load_dataset(args):
 
 
 def exit_without_data(folder, why):
-    """Say which folder was looked at, which layout is wanted, what to try, and exit with status 1."""
+    """Exit with status 1 and say which folder was looked at, which layout is wanted and what to try."""
     sys.exit(f"no data in {folder}: {why}\n"
              f"  wanted: {folder}/[<domain>/]{{train,test}}/<class>/*.png or {folder}/<domain>/<class>/*.png\n"
              f"  try: --data FOLDER, --dataset glyphs, or one that is downloaded: {', '.join(TORCHVISION)}")
 
 
 def domain_folders(folder):
-    """The folders of a data set's domains, or the folder itself where it has train/ and test/."""
+    """The folders of a data set's domains, or the folder itself if it has train/ and test/."""
     if (folder / "train").is_dir():
         return [folder]
     return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
@@ -688,7 +689,7 @@ def image_folder(folder, size):
     key = zlib.crc32(repr(paths_and_times).encode())
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
 
-    x, _ = decoded(lambda i: (Image.open(paths[i]), 0), paths, size, cache, key)  # 0: not used, y has the labels
+    x, _ = decoded(lambda i: (Image.open(paths[i]), y[i]), paths, size, cache, key)
     return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), class_names.tolist(),
                    domains.tolist())
 
@@ -714,7 +715,7 @@ def test_images(dataset, domain, n):
 
 def decoded(read, names, size, cache, key):
     """Images as RGB (n, 3, size, size) uint8, resized, and their labels (n,). read(i) gives a PIL image and its label;
-    names[i] says which image an error is about. The file `cache` keeps both tensors as long as `key` is the same."""
+    names[i] is for the error message. The file `cache` keeps both tensors and is used again while `key` is the same."""
     if cache.exists():
         with contextlib.suppress(Exception):  # a damaged cache can raise anything; then decode again
             kept = torch.load(cache, weights_only=True)
@@ -762,7 +763,7 @@ def download(name, folder, size):
     images = torch.utils.data.ConcatDataset(parts)
     names = [f"image {i} of {name}" for i in range(len(images))]
     x, y = decoded(lambda i: images[i], names, size, root / f"{name}-{size}px.pt", name)
-    classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, where torchvision has them
+    classes = getattr(parts[0], "classes", range(int(y.max()) + 1))  # names, if torchvision has them
     is_test = torch.arange(len(y)) >= len(y) - len(parts[-1])  # the last part
     return Dataset(x, y, torch.zeros_like(y), is_test, [str(label) for label in classes], [name])
 
@@ -780,7 +781,8 @@ CANVAS = 64  # pixels of the drawing, before it is reduced
 def glyphs(size=32):
     """Digits in matplotlib's fonts and in four domains, 200 of each class in each domain; every fourth is a test
     image."""
-    x = torch.cat([draw_domain(name, 2000, size) for name in GLYPH_DOMAINS])
+    with torch.random.fork_rng(devices=[]):  # restores torch's generator afterwards, as `seeded` does
+        x = torch.cat([draw_domain(name, 2000, size) for name in GLYPH_DOMAINS])
     index = torch.arange(len(x))
     test = index // 10 % 4 == 3
     return Dataset(x, index % 10, index // 2000, test, list("0123456789"), GLYPH_DOMAINS)
@@ -828,7 +830,6 @@ def draw(digit, rotation, dx, dy, min_zoom=0.75, max_zoom=1.1):
     return F.grid_sample(digits_in_all_fonts()[font, digit].unsqueeze(1), grid, align_corners=False)
 
 
-@torch.random.fork_rng(devices=[])  # restores torch's generator afterwards, as `seeded` does
 def draw_domain(name, n, size=32):
     """n images of a domain, (n, 3, size, size) uint8, of the classes 0, 1, ..., 9, 0, 1, ..."""
     torch.manual_seed(GLYPH_DOMAINS.index(name))
@@ -853,7 +854,7 @@ def draw_domain(name, n, size=32):
     else:  # clutter: coloured, blurred, between pieces of other digits
         ground, colour = uniform(n, 0, 1, 3), uniform(n, 0, 1, 3)
         contrast = (ground - colour).mean(1, keepdim=True)
-        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)  # moves the colour until it is 0.3, within [0, 1]
+        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)  # moves the colour until they differ by 0.3
         colour = (colour - contrast.sign() * missing_contrast).clamp(0, 1)
         image = ground + 0.35 * noise(n, 5, 3)
         for _ in range(2):
@@ -877,10 +878,11 @@ def draw_domain(name, n, size=32):
 
 # --- run folder -----------------------------------------------------------------------------------
 
-# Where a run computes and what it writes; args.json leaves these flags out
+# About the machine and the output, not the experiment: args.json leaves these flags out
 SIDE_FLAGS = ["data", "device", "workers", "checkpoint_every", "out", "name", "no_plots", "trials", "resume"]
 # What may be typed with --resume; every other flag keeps the run's value
-ALLOWED_WITH_RESUME = ["data", "device", "workers", "checkpoint_every", "no_plots", "resume", "rounds", "help"]
+ALLOWED_WITH_RESUME = ["--data", "--device", "--workers", "--checkpoint-every", "--no-plots", "--resume", "--rounds",
+                       "--help"]
 
 
 class Run:
@@ -896,7 +898,7 @@ class Run:
 
     def resume(self, state=()):
         """With --resume, load the models' weights and return the saved state. Otherwise return `state` unchanged.
-        state: a tensor or a tuple of tensors; () where the models are all that lasts."""
+        state: a tensor or a tuple of tensors; () if only the models are kept."""
         if not self.args.resume:
             return state
         saved = torch.load(self.folder / "checkpoint.pt", map_location=self.args.device, weights_only=True)
@@ -914,7 +916,7 @@ class Run:
             yield t
 
     def report(self, t, scores, losses, up, down, **extra):
-        """End round t: log it and print a line. Exits with status 1 where a client's loss is not finite.
+        """End round t: log it and print a line. Exits with status 1 if a client's loss is not finite.
 
         scores: {name: accuracy in %}, or {} in a round without evaluation; they become columns acc_<name>. The
         last lines and the table of common.py show only "classifier", "prototype", "anchor" and "test".
@@ -968,19 +970,21 @@ class Run:
 
 
 def new_folder(args):
-    """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added where that is taken."""
+    """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added if that exists."""
     pieces = [args.script, args.dataset, args.name, f"s{args.seed}"]
     name = "-".join(piece for piece in pieces if piece)
     folder = Path(args.out, name)
     n = 1
-    while folder.exists():
+    while True:
+        try:
+            Path(args.out).mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+            return folder
+        except OSError as error:
+            if not folder.exists():
+                fail(f"--out {args.out}: {error}")
         n += 1
         folder = Path(args.out, f"{name}-{n}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        fail(f"--out {args.out}: {error}")
-    return folder
 
 
 def load_checkpoint(folder, script):
@@ -996,7 +1000,7 @@ def load_checkpoint(folder, script):
 
 
 def show_progress(text):
-    """One line on the terminal, which the next overwrites; nothing where standard error is a file."""
+    """One line on the terminal, which the next overwrites; nothing if standard error is a file."""
     if sys.stderr.isatty():
         print(f"\r{text:40}\r", end="", file=sys.stderr, flush=True)
 
@@ -1061,7 +1065,7 @@ MARKERS = "o^DvPX<>ph8Hd" * 100  # so that lines and groups can be told apart wi
 
 
 def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, tests=None):
-    """partition.png, curves.png and features.png; also margins.png where the server holds prototypes (G, D).
+    """partition.png, curves.png and features.png; also margins.png if the server holds prototypes (G, D).
     labels (G,): the prototypes' classes; without it there is one for each class. net, tests: the global model and the
     server's test images by domain; without them every client has its own."""
     if run.args.no_plots:
@@ -1088,7 +1092,7 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
 
 
 def whole_numbers(axis):
-    """Ticks only at whole numbers, and not at every one where there are many."""
+    """About 20 ticks at most, at whole numbers."""
     axis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
 
 
@@ -1136,8 +1140,8 @@ def plot_curves(log):
 
 
 def in_two_dimensions(z, seed):
-    """Points (n, D) in the plane -> (n, 2), and the name of the method: t-SNE where scikit-learn is there, else the
-    first two principal components of the vectors at unit length."""
+    """Points (n, D) in the plane -> (n, 2), and the name of the method: t-SNE if scikit-learn is installed, else
+    the first two principal components of the vectors at unit length."""
     try:
         from sklearn.manifold import TSNE
     except ImportError:
@@ -1161,21 +1165,24 @@ def plot_features(groups, prototypes, labels, names, seed):
     y = torch.cat([*y, labels.cpu()]).numpy()
     group = np.array(group + ["server"] * len(labels))
 
-    markers = {**dict(zip(groups, MARKERS)), "server": "*"}
-    frequent = np.bincount(y).argsort(kind="stable")[::-1][:10]  # the ten most frequent classes
+    classes, counts = np.unique(y, return_counts=True)
+    frequent = classes[counts.argsort(kind="stable")[::-1][:10]]  # the ten most frequent
     figure = Figure(figsize=(7.5, 5.6))
     axis = figure.subplots()
     for n, c in enumerate(sorted(frequent)):
         axis.scatter([], [], marker="s", color=f"C{n}", label=names[c])
-        for name, marker in markers.items():
-            size, edge = (180, "black") if name == "server" else (16, "none")
+        for name, marker in zip(groups, MARKERS):
             x1, x2 = points[(y == c) & (group == name)].T
-            axis.scatter(x1, x2, size, f"C{n}", marker=marker, edgecolor=edge, alpha=0.7)
-            if name == "server" and len(labels) <= len(names):
-                for point in zip(x1, x2):  # a star with its class, for those who see no colours
-                    axis.annotate(names[c], point, (7, 5), textcoords="offset points")
-    for name, marker in markers.items():
+            axis.scatter(x1, x2, 16, f"C{n}", marker=marker, edgecolor="none", alpha=0.7)
+        x1, x2 = points[(y == c) & (group == "server")].T
+        axis.scatter(x1, x2, 180, f"C{n}", marker="*", edgecolor="black", alpha=0.7)
+        if len(labels) <= len(names):  # name the stars, for those who see no colours
+            for point in zip(x1, x2):
+                axis.annotate(names[c], point, (7, 5), textcoords="offset points")
+    for name, marker in zip(groups, MARKERS):
         axis.scatter([], [], marker=marker, color="black", label=name)
+    if len(labels):
+        axis.scatter([], [], marker="*", color="black", label="server")
     axis.set(xticks=[], yticks=[], xlabel=method)
     figure.legend(loc="outside right upper")
     return figure
@@ -1193,7 +1200,7 @@ def margins(vectors, labels, C):
 
 def plot_margins(clients, net, prototypes, labels, names):
     """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D). net: the global model,
-    or None where every client has its own."""
+    or None if every client has its own."""
     C = len(names)
     table = []
     for client in clients:
@@ -1232,7 +1239,7 @@ def compare(folders):
         del settings["rounds"]  # the log says how many were run
         rounds = f" ({len(log['round'])} rounds)"
         row = str(folder).removesuffix(f"-s{seed}") + rounds
-        if settings_of_row.setdefault(row, settings) != settings:
+        if settings_of_row.setdefault(row, settings) != settings:  # same name, other flags: a row of its own
             row = str(folder) + rounds
         table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
         table.setdefault(row, {})[seed] = log
@@ -1328,12 +1335,14 @@ def domain_clients(text):
     numbers = {}
     for pair in text.split(","):
         name, n = pair.split(":")
+        if name in numbers:
+            raise argparse.ArgumentTypeError(f"{text} has {name} twice")
         numbers[name] = at_least(1)(n)
     return numbers
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """--help with defaults, where there are any."""
+    """--help with defaults, if there are any."""
 
     def _get_help_string(self, action):
         if action.default is None or action.default is False:
@@ -1405,7 +1414,7 @@ def make_parser(description):
 
 
 def choose_device(name):
-    """auto, cpu, cuda or cuda:N -> a device that works. A GPU may be there and yet be too old, full or taken."""
+    """auto, cpu, cuda or cuda:N -> a device that works. A GPU can be present but too old, full or in use."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -1438,6 +1447,17 @@ def preset_defaults(first, settings):
     return defaults
 
 
+def resumed_settings(first, script, typed):
+    """The settings of the run to resume -> {flag: value}."""
+    saved = load_checkpoint(first.resume, script)
+    for flag in typed:
+        if flag not in ALLOWED_WITH_RESUME:
+            fail(f"{flag}: not allowed with --resume, which keeps the run's settings")
+    if "--rounds" in typed and first.rounds < len(saved["rows"]):
+        fail(f"--rounds {first.rounds}: {first.resume} has run {len(saved['rows'])} rounds already")
+    return saved["settings"] | dict(no_plots=False, trials=1)
+
+
 def parse(script, description, settings, add_flags, words=None):
     """Command line -> args. What the user types overrides the preset, and the preset overrides the defaults."""
     words = sys.argv[1:] if words is None else words
@@ -1447,19 +1467,13 @@ def parse(script, description, settings, add_flags, words=None):
 
     # Parse twice: the first pass finds which defaults apply, the second uses them and shows --help.
     first = parser.parse_args([text for text in words if text not in ("-h", "--help")])
-    if first.resume is None:
-        defaults = preset_defaults(first, settings) | {"script": script}
+    if first.resume is not None:
+        defaults = resumed_settings(first, script, typed)
     else:
-        saved = load_checkpoint(first.resume, script)
-        defaults = saved["settings"] | dict(no_plots=False, trials=1)
-        for flag in typed:
-            if flag[2:].replace("-", "_") not in ALLOWED_WITH_RESUME:
-                fail(f"{flag}: not allowed with --resume, which keeps the run's settings")
+        defaults = preset_defaults(first, settings) | {"script": script}
     parser.set_defaults(**defaults)
     args = parser.parse_args(words)
 
-    if args.resume and args.rounds < len(saved["rows"]):
-        fail(f"--rounds {args.rounds}: {args.resume} has run {len(saved['rows'])} rounds already")
     for flag, partition in PARTITION_OF.items():
         if flag in typed and args.partition != partition:
             fail(f"{flag}: only for --partition {partition}")

@@ -194,12 +194,14 @@ def test_missing_data_says_where_and_what(name, tmp_path):
         assert word in stop.value.code
 
 
-def test_one_global_model_needs_test_images(tmp_path, run):
-    """Without them the run stops before it makes a folder."""
-    for n in range(8):
-        picture(tmp_path / "s" / "train" / str(n % 2) / f"{n}.png")
-    with pytest.raises(SystemExit, match="test images"):
-        run("fedlsa", "--dataset s --partition iid --clients 2 --rounds 1 --data", tmp_path)
+@pytest.mark.parametrize("partition", ["iid --clients 2", "domain"])
+def test_one_global_model_needs_test_images(partition, tmp_path, run):
+    """If a domain has none, the run stops before it makes a folder: its mean over domains would leave that one out."""
+    for n in range(16):
+        picture(tmp_path / "s" / "ab"[n // 8] / "train" / str(n % 2) / f"{n}.png")
+        picture(tmp_path / "s" / "a" / "test" / str(n % 2) / f"{n}.png")
+    with pytest.raises(SystemExit, match="test images of b"):
+        run("fedlsa", f"--dataset s --rounds 1 --partition {partition} --data", tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
