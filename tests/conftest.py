@@ -15,8 +15,8 @@ torch.set_num_threads(1)
 
 OWN = "--image-size 24 --model cnn4 --local-epochs 1 --subset 0.05 --clients 4 --rounds 2 --no-plots "
 ONE = "--image-size 24 --local-epochs 1 --subset 0.1 --images-per-class 4 --batch-size 9 --rounds 2 --no-plots"
-# A new script: add it here and to PERSONAL or GLOBAL; to OFF, if without its terms it is the common baseline. If its
-# client_update takes other arguments or reads a new flag, add them to test_client_update.
+# To add a script, list it here and in PERSONAL or GLOBAL. If it equals the common baseline once its own terms are off,
+# list it in OFF too. If its client_update needs other arguments or flags, extend test_client_update.
 SMALL = {  # a small run of each script
     "fedproto": OWN + "--momentum 0.9",
     "fedtgp": OWN + "--server-epochs 5",

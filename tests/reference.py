@@ -46,7 +46,7 @@ def merged(x, sizes):
 
 
 def finch(x, sizes):
-    """Merge again and again, until one cluster would remain. The very first pass counts."""
+    """Merge again and again, until one cluster would remain. The first pass is kept even if it leaves one cluster."""
     means, sizes = merged(x, sizes)
     while len(means) > 1:
         coarser, coarser_sizes = merged(means, sizes)

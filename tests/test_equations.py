@@ -147,7 +147,7 @@ def test_cross_entropy_of_anchors(loss_of):
 
 
 def test_fedlsa_eq4_anchor_separation():
-    """The mean skips j = i; τ divides inside exp, which must not overflow. Both anchors get a gradient."""
+    """The mean skips j = i; τ divides inside exp, which must not overflow. Both a_i and a_j get a gradient."""
     _, _, a = random_batch(1, 4)
     terms = []
     for i in range(4):
@@ -269,7 +269,7 @@ def test_fedsa_eq9_local_loss(monkeypatch):
 
     def l_mcl(z, y, anchors, margin):
         return margin * (z - anchors[y]).square().sum()
-    monkeypatch.setattr(fedsa, "margin_contrastive", l_mcl)  # a lab sheet takes it away
+    monkeypatch.setattr(fedsa, "margin_contrastive", l_mcl)  # a lab sheet blanks this function
     others = 0.2 * l_mcl(z, y, anchors, margin) + 0.6 * fedsa.classifier_calibration(net.classifier, anchors)
     args = SimpleNamespace(lam_r=0.3, lam_mcl=0.2, lam_cc=0.6, distance="mse")
     want = entropy + 0.3 * (z - anchors[y]).square().mean() + others

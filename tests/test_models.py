@@ -109,7 +109,7 @@ def test_each_client_has_its_own_architecture():
 
 @pytest.mark.parametrize("build", [net, sphere_net])
 def test_initial_weights_depend_on_the_seed_alone(build):
-    """Clients start alike; torch's own generator does not move."""
+    """Clients start with equal weights; torch's own generator is left as it was."""
     state = torch.get_rng_state()
     one, again, other = build("cnn4"), build("cnn4"), build("cnn4", seed=1)
     assert equal(one, again)

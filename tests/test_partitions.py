@@ -63,7 +63,7 @@ def test_dirichlet_draws_its_shares_with_beta(beta):
 
 
 def test_dirichlet_gives_a_full_client_nothing_of_the_classes_that_follow():
-    """A client that has N/K images gets none of the next classes."""
+    """A client that has N/K images gets nothing of later classes."""
     full_clients = images_of_nearly_full = 0
     for seed in range(3):
         counts = split_counts(TEN, partition="dirichlet", clients=20, seed=seed)

@@ -109,7 +109,7 @@ def test_margins():
 
 
 def test_margins_png():
-    """It draws the clients' largest and mean margins and the server's, from 0."""
+    """It draws the clients' largest and mean margins and the server's; the axis begins at 0."""
     clients = [a_client(0, [0, 1]), a_client(1, [0, 2, 2, 1])]  # class means 0 and 1; 0, 3 and 1.5
     prototypes = torch.tensor([[0.0], [20], [50]])
     axis, = common.plot_margins(clients, None, prototypes, torch.arange(3), ["a", "b", "c"]).axes
@@ -123,7 +123,7 @@ def test_margins_png():
 
 
 def test_what_is_drawn(tmp_path, monkeypatch):
-    """It draws the six clients with most test images, or the global model."""
+    """It shows the six clients with the most test images, or the global model."""
     features = Mock(return_value=common.Figure())
     margins = Mock(return_value=common.Figure())
     monkeypatch.setattr(common, "plot_features", features)

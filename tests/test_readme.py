@@ -93,7 +93,7 @@ def test_scripts_of_the_class(words, column, tmp_path, run, monkeypatch):
 
 @pytest.fixture
 def evaluation(tmp_path, monkeypatch):
-    """evaluation(script) -> what a script of the class puts in the place of evaluate_personal. Features are the images."""
+    """evaluation(script) -> what a script of the class puts in evaluate_personal's place. Features are the images."""
     def go(script):
         monkeypatch.setattr(common, "extract", lambda net, x: x)
         monkeypatch.setattr(common, "evaluate_personal", lambda *_, **__: {"classifier": 50.0})

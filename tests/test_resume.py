@@ -30,6 +30,7 @@ def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_pat
         patch.setattr(common.Run, "checkpoint", killed)
         run(script, words, "--rounds 3 --out", tmp_path / "killed")
     folder, = (tmp_path / "killed").iterdir()
+    # nothing left to run, two more rounds, and a finished run
     for words, done, rounds in ("--rounds 2", 2, 2), ("--rounds 4", 2, 4), ("", 4, 4):
         resumed = run(script, "--no-plots --resume", folder, words)
         assert f"resuming after round {done} of {rounds}" in resumed.text
@@ -40,7 +41,7 @@ def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_pat
 
 
 def test_a_resumed_run_knows_its_settings(run, monkeypatch):
-    """It needs no flags again, and args.json leaves the machine out."""
+    """It needs no flags again, and args.json has no flags that depend on the machine."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # --device auto would take it
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 2 --workers 1 --data here").folder
     args = arguments("fedproto", "--resume", folder)

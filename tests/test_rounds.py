@@ -39,8 +39,8 @@ def weights(net):
 
 @pytest.fixture
 def play(run, monkeypatch):
-    """play(script, flags) -> its rounds. Of each: participants, what they were given and sent, what was tested, the log's
-    row."""
+    """play(script, flags) -> its rounds. Each has the participants, what they were given and sent, what was tested, and
+    the log's row."""
     monkeypatch.setattr(fedfm, "cluster_quality", lambda *_: "")  # it takes longer than a run here
 
     def go(script, flags="", rounds=4):
@@ -286,7 +286,7 @@ def test_fedfm_normalises_images_as_its_authors_do(dataset, mean, std, play):
 
 @pytest.mark.parametrize("workers, threads", [(1, 1), (4, 4), (0, 3)])
 def test_workers_give_results_in_the_clients_order(workers, threads, monkeypatch):
-    """In another order, others' sizes would weigh the models. Gradients are freed."""
+    """Otherwise the average would weigh a model by another client's number of images. Gradients are freed."""
     monkeypatch.setattr(common, "cores", lambda: 3)
     clients, meeting = [], threading.Barrier(threads)
     for i, n in enumerate((3, 9, 5, 7, 2, 8, 6, 1, 4, 12, 11, 10)):
@@ -313,7 +313,7 @@ def test_workers_are_the_cores_that_the_process_may_use(monkeypatch):
 
 @every_script
 def test_client_update(script, monkeypatch):
-    """The client trains by its flags, in train mode, with empty momentum."""
+    """Training follows the flags: SGD in train mode, with its momentum empty at the start of a round."""
     module = __import__(script)
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(4))
     net = common.Net(extractor, torch.nn.Linear(4, 3), 4, 3)

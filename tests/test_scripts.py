@@ -113,7 +113,7 @@ def test_without_their_terms_methods_are_the_same_to_the_bit(scripts, run):
 
 # --- the command line -----------------------------------------------------------------------------
 
-def test_what_is_typed_goes_before_the_data_sets_settings():
+def test_typed_flags_override_presets():
     """A typed flag also clears the preset's flag that excludes it."""
     assert arguments("fedsa", "--dataset cifar10 --rounds 7").rounds == 7
     args = arguments("fedlsa", "--domain-fraction 0.5")
@@ -183,7 +183,7 @@ def test_a_setting_without_a_flag_is_named(capsys):
 
 
 def test_a_gpu_that_cannot_be_used(monkeypatch, capsys):
-    """One line says so; nobody asked for hours on a CPU."""
+    """One line says so. The run must not fall back to the CPU, which would take hours."""
     def broken(*_, **__):
         raise RuntimeError("no kernel image is available\nmore lines")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
