@@ -1,4 +1,4 @@
-"""Prints every table of the results page and of the README from the CSV files beside it, and draws its figure.
+"""Prints every table of the results page and of the README from the CSV files beside it, and draws its figures.
 
     python .github/results/tables.py
 
@@ -19,6 +19,7 @@ T_QUANTILE = 4.303  # 97.5 % quantile of Student's t for three seeds
 FEDTGP_LEAD = 88.15 - 82.07  # FedTGP, Table 1: CIFAR-10, practical
 FMNIST = {"fedproto": 97.46, "fedtgp": 97.58}  # FedTGP, Table 10, practical
 FEDSA = {"fedproto": 87.49, "fedtgp": 87.98, "fedsa": 88.78}  # Table 1, CIFAR-10, cross-device
+FEDSA_EIGHT = {"fedproto": 16.31, "fedtgp": 32.04, "fedsa": 35.68}  # Table 2, CIFAR-100, cross-device, HtFE8
 FEDFM = {"fedavg": 66.69, "fedfm": 72.89}  # Table III, CIFAR-10, NIID-1: all images, best of 100 rounds
 FEDLSA = {  # Table 2, by domain
     "fedavg": [56.70, 66.32, 43.10, 46.67],
@@ -149,8 +150,7 @@ FEDPROTO_OF = {
 COMPARED = [  # runs that are compared in the last round that all of them have
     ["fedproto-off", "fedproto", "fedtgp", "fedsa"],
     ["fedproto-mse", "fedtgp-mse"],
-    ["fedproto-off-eight"],
-    ["fedproto-eight", "fedtgp-eight"],
+    ["fedproto-off-eight", "fedproto-eight", "fedtgp-eight"],
     ["fedproto-mse-eight", "fedtgp-mse-eight"],
 ]
 
@@ -170,23 +170,41 @@ def architectures():
     runs, round_of = read_architectures()
     frequent = in_round("most_frequent", 2)
     cell = f"{mean_std(runs['fedproto'], frequent)} (seed 0: {number(frequent(runs['fedproto'][0]))})"
-    rows = [["", "always the most frequent class", "3", cell] + [""] * 6]
+    rows = [["", "always the most frequent class", "3", "", cell] + [""] * 4]
     for name, (architectures, command) in ARCHITECTURES.items():
         run, t = runs[name], round_of[name]
-        cells = [architectures, command, str(len(run)), mean_std(run, in_round("classifier", t))]
-        cells += [mean_std(run, in_round("prototype", shown)) if shown < t else "" for shown in (2, 4)]
-        cells.append(f"{mean_std(run, in_round('prototype', t))} (round {t})")
+        cells = [architectures, command, str(len(run)), str(t)]
+        cells += [mean_std(run, in_round("classifier", t)), mean_std(run, in_round("prototype", 2)), mean_std(run, in_round("prototype", t))]
         if name in FEDPROTO_OF:
             base = runs[FEDPROTO_OF[name]]
             cells += [lead(run, base, in_round("classifier", t)), lead(run, base, in_round("prototype", t))]
         else:
             cells += ["", ""]
-        off = runs["fedproto-off-eight" if architectures == "eight" else "fedproto-off"]
-        cells.append(number(run[0][t]["classifier"] - off[0][t]["classifier"]) if t in off[0] and "off" not in name else "")
         rows.append(cells)
-    show("architectures", ["networks", "command", "seeds", "by classifier, last round", "by prototype or anchor, round 2", "round 4",
-                           "last round", "lead over FedProto by classifier", "by prototype or anchor",
-                           "over no guidance by classifier, seed 0"], rows)
+    show("architectures", ["networks", "command", "seeds", "last round", "by classifier", "by prototype in round 2", "by prototype",
+                           "lead over FedProto by classifier", "by prototype"], rows)
+
+
+def cross_device_four():
+    """FedSA's Table 2 on CIFAR-10's images: seed 0, with four networks and with one."""
+    runs = read("cifar10-cross-device")
+    shown = [20, 100, 160]
+    frequent = number(runs["fedproto-four"][0][20]["most_frequent"])
+    rows = [["", "always the most frequent class", frequent, frequent, frequent] + [""] * 3]
+    for networks, name, command in [
+            ("four", "fedproto-off-four", "`fedproto.py --lam 0`: no guidance"),
+            ("four", "fedproto-four", "`fedproto.py`"),
+            ("four", "fedtgp-four", "`fedtgp.py`"),
+            ("four", "fedsa-four", "`fedsa.py`"),
+            ("one", "fedproto-off", "`fedproto.py --lam 0`: no guidance"),
+            ("one", "fedproto", "`fedproto.py`"),
+            ("one", "fedproto-own-weights", "`fedproto.py`, each client with its own initial weights ([patch](patches/own-weights.patch))"),
+            ("one", "fedtgp", "`fedtgp.py`"),
+            ("one", "fedsa", "`fedsa.py`")]:
+        rounds = runs[name][0]
+        cells = [number(rounds[t][column]) if t in rounds else "" for column in ("classifier", "prototype") for t in shown]
+        rows.append([networks, command] + cells)
+    show("cross-device-four", ["networks", "command", "by classifier, round 20", "100", "160", "by prototype, round 20", "100", "160"], rows)
 
 
 FMNIST_RUNS = [  # run, its FedProto, command
@@ -216,24 +234,26 @@ def fmnist():
         else:
             cells += ["", ""]
         rows.append(cells)
-    show("fmnist", ["command", "seeds", "by classifier", "by prototype or anchor", "lead over FedProto by classifier",
-                    "by prototype or anchor"], rows)
+    show("fmnist", ["command", "seeds", "by classifier", "by prototype", "lead over FedProto by classifier",
+                    "by prototype"], rows)
 
 
 def features():
-    """Where the clients' class means lie, by architecture."""
+    """Where the clients' class means lie, by architecture: cross-device with four networks, and with eight."""
     with open(HERE / "features.csv") as file:
         all_rows = list(csv.DictReader(file))
-    names = [row["architecture"] for row in all_rows if row["run"] == "fedproto-eight"]
-    rows = []
-    for name, title in [("fedproto-eight", "FedProto"), ("fedtgp-eight", "FedTGP")]:
-        of_run = [row for row in all_rows if row["run"] == name]
-        apart = number(float(of_run[0]["server_margin"]))
-        for column, text in [("prototype", "accuracy by prototype"), ("length", "length of class means"),
-                             ("distance", f"distance of class means to their prototypes, which are {apart} apart")]:
-            if (name, column) != ("fedtgp-eight", "length"):
-                rows.append([f"{title}: {text}"] + [number(float(row[column])) for row in of_run])
-    show("features", ["eight networks, round 2, seed 0"] + names, rows)
+    for table, head, titles in [
+            ("features-four", "four networks, cross-device, round 160", [("fedproto-four", "FedProto"), ("fedsa-four", "FedSA")]),
+            ("features-eight", "eight networks, round 2", [("fedproto-eight", "FedProto"), ("fedtgp-eight", "FedTGP")])]:
+        rows = []
+        for name, title in titles:
+            of_run = [row for row in all_rows if row["run"] == name]
+            rows.append([f"{title}: accuracy by prototype"] + [number(float(row["prototype"])) for row in of_run])
+            if of_run[0]["own"]:
+                rows.append([f"{title}: accuracy by the client's own class means"] + [number(float(row["own"])) for row in of_run])
+            distances = [number(float(row["distance"]) / float(row["server_margin"]), 2) for row in of_run]
+            rows.append([f"{title}: relative distance"] + distances)
+        show(table, [head] + [row["architecture"] for row in of_run], rows)
 
 
 def prototypes_of_fedproto():
@@ -259,7 +279,6 @@ def cross_device():
             ("fedproto", "`fedproto.py`"),
             ("fedtgp", "`fedtgp.py`"),
             ("fedsa", "`fedsa.py`"),
-            ("fedsa-linear", "`fedsa.py --projection linear`"),
             ("fedsa-authors-settings", "`fedsa.py --distance mse --lam-r 10`")]:
         run = runs[name]
         cells = [command]
@@ -271,9 +290,9 @@ def cross_device():
             cells.append(lead(run, base, best_of_both))
             cells.append(lead(run, base, lambda rounds: mean(rounds, "prototype", 801, 1000)))
         rows.append(cells)
-    show("cross-device", ["command", "best by classifier", "best by prototype or anchor",
+    show("cross-device", ["command", "best by classifier", "best by prototype",
                           "lead over FedProto, best round, better prediction",
-                          "lead, mean of rounds 801-1000, by prototype or anchor"], rows)
+                          "lead, mean of rounds 801-1000, by prototype"], rows)
 
 
 def last_of_domains(rounds):
@@ -351,7 +370,7 @@ def fedfm():
 
 def left_open():
     """What the papers leave open: our choice beside other readings, on seed 0 unless the row says otherwise."""
-    plcc, lsa, fifth, device = [read(name) for name in ("office-fedplcc", "office-fedlsa", "cifar10-fifth", "cifar10-cross-device")]
+    plcc, lsa, fifth = read("office-fedplcc"), read("office-fedlsa"), read("cifar10-fifth")
 
     def late_mean(name):
         return number(mean(plcc[name][0], DOMAINS, 81, 100))
@@ -371,9 +390,6 @@ def left_open():
          f"20 % of a domain: {of_domains('fedavg')}", f"10 %: {of_domains('fedavg-10-percent')}; 30 %: {of_domains('fedavg-30-percent')}"],
         ["FedTGP's Eq. 10", "by prototype, a fifth of CIFAR-10, round 12",
          f"mean: {number(last(fifth['fedtgp'][0], 'prototype'))}", f"[sum](patches/fedtgp-sum.patch): {number(last(fifth['fedtgp-sum'][0], 'prototype'))}"],
-        ["clients' initial weights", "FedProto by prototype, CIFAR-10 cross-device, round 100",
-         f"the same: {number(at(device['fedproto'][0], 'prototype', 100))}",
-         f"[each its own](patches/own-weights.patch): {number(at(device['fedproto-own-weights'][0], 'prototype', 100))}"],
     ])
 
 
@@ -409,21 +425,29 @@ def readme():
         run, base, t = runs[one], runs[FEDPROTO_OF[one]], round_of[one]
         ours = two_leads(run, base, in_round("classifier", t), in_round("prototype", t))
         seeds = "one seed, " if len(run) == 1 else ""
-        return [title, published and number(published), ours, f"too early: {seeds}round {t} of 1000"]
+        return [title, number(published), ours, f"too early: {seeds}round {t} of 1000"]
 
     def fmnist_row(title, published, one):
         ours = two_leads(small[one], small["fedproto"], late("classifier"), late("prototype"))
         return [title, published and number(published), ours, "too early: round 10 of 1000"]
 
+    def four_row(title, published, one, verdict):
+        t = max(set(device[one][0]) & set(device["fedproto-four"][0]))
+        ours = two_leads(device[one], device["fedproto-four"], in_round("classifier", t), in_round("prototype", t))
+        return [title, f"{number(published)} (CIFAR-100, eight networks)", ours, f"{verdict}: one seed, round {t} of 1000"]
+
     def device_row(title, published, one, other, verdict):
-        return [title, published and number(published), lead(device[one], device[other], best_of_both), verdict]
+        return [title, number(published), lead(device[one], device[other], best_of_both), verdict]
 
     def office_row(title, published, one, other, verdict):
-        return [title, published and number(published), lead(one, other, last_of_domains), verdict]
+        return [title, number(published), lead(one, other, last_of_domains), verdict]
 
     show("readme", ["lead in points of accuracy", "published", "ours (95 % CI)", "verdict"], [
+        four_row("FedSA over FedProto, four deep networks, 100 clients", FEDSA_EIGHT["fedsa"] - FEDSA_EIGHT["fedproto"], "fedsa-four",
+                 "far ahead, by prototype only"),
+        four_row("FedTGP over FedProto, four deep networks, 100 clients", FEDSA_EIGHT["fedtgp"] - FEDSA_EIGHT["fedproto"], "fedtgp-four",
+                 "too early"),
         architectures_row("FedTGP over FedProto, eight deep networks, CIFAR-10", FEDTGP_LEAD, "fedtgp-eight"),
-        architectures_row("FedSA over FedProto, four deep networks, CIFAR-10", "", "fedsa"),
         fmnist_row("FedTGP over FedProto, eight small CNNs, Fashion-MNIST", FMNIST["fedtgp"] - FMNIST["fedproto"], "fedtgp"),
         fmnist_row("FedSA over FedProto, eight small CNNs, Fashion-MNIST", "", "fedsa"),
         device_row("FedTGP over FedProto, one small CNN, CIFAR-10", FEDSA["fedtgp"] - FEDSA["fedproto"], "fedtgp", "fedproto", "behind"),
@@ -437,31 +461,51 @@ def readme():
     ])
 
 
-# the figure
+# the figures
 
-def draw_cifar10():
+def draw(picture, lines, seeds, rounds, accuracies, published=()):
+    """Two panels, by classifier and by prototype; a line is the mean over the seeds. lines: (run, label, colour, style);
+    published: (accuracy, colour), drawn as stars in the last round."""
     runs = read("cifar10-cross-device")
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
-    for axis, column, title in zip(axes, ("classifier", "prototype"), ("by classifier", "by nearest prototype or anchor")):
-        for name, label, colour in [("fedproto-off", "no guidance", "grey"), ("fedproto", "FedProto", "C0"), ("fedtgp", "FedTGP", "C2"),
-                                    ("fedsa", "FedSA", "C3"),
-                                    ("fedsa-authors-settings", "FedSA, distance and λ1 of its code", "C1")]:
-            curves = [curve(rounds, column) for rounds in runs[name].values()]
-            rounds = sorted(t for t in curves[0] if all(t in other for other in curves))
-            means = [np.mean([other[t] for other in curves]) for t in rounds]
-            axis.plot(rounds, means, color=colour, label=label)
-        for name, accuracy in FEDSA.items():
-            colour = {"fedproto": "C0", "fedtgp": "C2", "fedsa": "C3"}[name]
-            axis.plot(1000, accuracy, "*", color=colour, markeredgecolor="black", markersize=12, clip_on=False, zorder=3)
-        axis.set(title=title, xlabel="round", xlim=(0, 1000), ylim=(60, 90))
+    for axis, column in zip(axes, ("classifier", "prototype")):
+        for name, label, colour, style in lines:
+            curves = [curve(runs[name][seed], column) for seed in seeds]
+            common = sorted(set.intersection(*[set(one) for one in curves]))
+            axis.plot(common, [np.mean([one[t] for one in curves]) for t in common], style, color=colour, label=label)
+        for accuracy, colour in published:
+            axis.plot(rounds, accuracy, "*", color=colour, markeredgecolor="black", markersize=12, clip_on=False, zorder=3)
+        axis.set(title=f"by {column}", xlabel="round", xlim=(0, rounds), ylim=accuracies)
         axis.grid(alpha=0.25)
-    axes[0].set_ylabel("accuracy, mean of three seeds (%)")
+    axes[0].set_ylabel("accuracy (%)")
     axes[0].legend(frameon=False, loc="lower right")
-    figure.savefig(PICTURES / "cifar10.png", dpi=100)
+    figure.savefig(PICTURES / picture, dpi=100)
     plt.close(figure)
 
 
+def draw_one_network():
+    draw("cifar10.png", [
+        ("fedproto-off", "no guidance", "grey", "-"),
+        ("fedproto", "FedProto", "C0", "-"),
+        ("fedtgp", "FedTGP", "C2", "-"),
+        ("fedsa", "FedSA", "C3", "-"),
+        ("fedsa-authors-settings", "FedSA, distance and λ1 of its code", "C1", "-"),
+    ], seeds=(0, 1, 2), rounds=1000, accuracies=(60, 90), published=[(FEDSA["fedproto"], "C0"), (FEDSA["fedtgp"], "C2"), (FEDSA["fedsa"], "C3")])
+
+
+def draw_four_networks():
+    draw("cifar10-four.png", [
+        ("fedproto-off-four", "four networks: no guidance", "grey", ".-"),
+        ("fedproto-four", "FedProto", "C0", ".-"),
+        ("fedtgp-four", "FedTGP", "C2", ".-"),
+        ("fedsa-four", "FedSA", "C3", ".-"),
+        ("fedproto", "one network: FedProto", "C0", ".--"),
+        ("fedproto-own-weights", "FedProto, own initial weights", "C0", ".:"),
+    ], seeds=(0,), rounds=160, accuracies=(0, 90))
+
+
 def main():
+    cross_device_four()
     fmnist()
     architectures()
     features()
@@ -474,7 +518,8 @@ def main():
     left_open()
     other_settings()
     readme()
-    draw_cifar10()
+    draw_one_network()
+    draw_four_networks()
 
 
 if __name__ == "__main__":
