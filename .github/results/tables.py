@@ -188,8 +188,8 @@ def architectures():
 def cross_device_four():
     """FedSA's Table 2 on CIFAR-10's images: seed 0, with four networks and with one."""
     runs = read("cifar10-cross-device")
-    shown = [20, 100, 160]
-    frequent = number(runs["fedproto-four"][0][20]["most_frequent"])
+    shown = [40, 100, 160]
+    frequent = number(runs["fedproto-four"][0][40]["most_frequent"])
     rows = [["", "always the most frequent class", frequent, frequent, frequent] + [""] * 3]
     for networks, name, command in [
             ("four", "fedproto-off-four", "`fedproto.py --lam 0`: no guidance"),
@@ -204,7 +204,7 @@ def cross_device_four():
         rounds = runs[name][0]
         cells = [number(rounds[t][column]) if t in rounds else "" for column in ("classifier", "prototype") for t in shown]
         rows.append([networks, command] + cells)
-    show("cross-device-four", ["networks", "command", "by classifier, round 20", "100", "160", "by prototype, round 20", "100", "160"], rows)
+    show("cross-device-four", ["networks", "command", "by classifier, round 40", "100", "160", "by prototype, round 40", "100", "160"], rows)
 
 
 FMNIST_RUNS = [  # run, its FedProto, command
@@ -446,7 +446,7 @@ def readme():
         four_row("FedSA over FedProto, four deep networks, 100 clients", FEDSA_EIGHT["fedsa"] - FEDSA_EIGHT["fedproto"], "fedsa-four",
                  "far ahead, by prototype only"),
         four_row("FedTGP over FedProto, four deep networks, 100 clients", FEDSA_EIGHT["fedtgp"] - FEDSA_EIGHT["fedproto"], "fedtgp-four",
-                 "too early"),
+                 "ahead, by prototype only"),
         architectures_row("FedTGP over FedProto, eight deep networks, CIFAR-10", FEDTGP_LEAD, "fedtgp-eight"),
         fmnist_row("FedTGP over FedProto, eight small CNNs, Fashion-MNIST", FMNIST["fedtgp"] - FMNIST["fedproto"], "fedtgp"),
         fmnist_row("FedSA over FedProto, eight small CNNs, Fashion-MNIST", "", "fedsa"),
@@ -495,12 +495,12 @@ def draw_one_network():
 
 def draw_four_networks():
     draw("cifar10-four.png", [
-        ("fedproto-off-four", "four networks: no guidance", "grey", ".-"),
+        ("fedproto-off-four", "no guidance", "grey", ".-"),
         ("fedproto-four", "FedProto", "C0", ".-"),
         ("fedtgp-four", "FedTGP", "C2", ".-"),
         ("fedsa-four", "FedSA", "C3", ".-"),
-        ("fedproto", "one network: FedProto", "C0", ".--"),
-        ("fedproto-own-weights", "FedProto, own initial weights", "C0", ".:"),
+        ("fedproto", "FedProto, one network", "C0", ".--"),
+        ("fedproto-own-weights", "FedProto, one network, own initial weights", "C0", ".:"),
     ], seeds=(0,), rounds=160, accuracies=(0, 90))
 
 
