@@ -167,22 +167,21 @@ def read_architectures():
 
 
 def architectures():
+    """Accuracies of seed 0; leads from all seeds that both runs have."""
     runs, round_of = read_architectures()
-    frequent = in_round("most_frequent", 2)
-    cell = f"{mean_std(runs['fedproto'], frequent)} (seed 0: {number(frequent(runs['fedproto'][0]))})"
-    rows = [["", "always the most frequent class", "3", "", cell] + [""] * 4]
+    rows = [["", "always the most frequent class", "", number(runs["fedproto"][0][2]["most_frequent"])] + [""] * 4]
     for name, (architectures, command) in ARCHITECTURES.items():
-        run, t = runs[name], round_of[name]
-        cells = [architectures, command, str(len(run)), str(t)]
-        cells += [mean_std(run, in_round("classifier", t)), mean_std(run, in_round("prototype", 2)), mean_std(run, in_round("prototype", t))]
+        t = round_of[name]
+        cells = [architectures, command, str(t)]
+        cells += [number(runs[name][0][t]["classifier"]), number(runs[name][0][2]["prototype"]), number(runs[name][0][t]["prototype"])]
         if name in FEDPROTO_OF:
             base = runs[FEDPROTO_OF[name]]
-            cells += [lead(run, base, in_round("classifier", t)), lead(run, base, in_round("prototype", t))]
+            cells += [lead(runs[name], base, in_round("classifier", t)), lead(runs[name], base, in_round("prototype", t))]
         else:
             cells += ["", ""]
         rows.append(cells)
-    show("architectures", ["networks", "command", "seeds", "last round", "by classifier", "by prototype in round 2", "by prototype",
-                           "lead over FedProto by classifier", "by prototype"], rows)
+    show("architectures", ["networks", "command", "last round", "by classifier", "by prototype in round 2", "by prototype",
+                           "lead over FedProto by classifier", "lead by prototype"], rows)
 
 
 def cross_device_four():
@@ -207,53 +206,42 @@ def cross_device_four():
     show("cross-device-four", ["networks", "command", "by classifier, round 40", "100", "160", "by prototype, round 40", "100", "160"], rows)
 
 
-FMNIST_RUNS = [  # run, its FedProto, command
-    ("fedproto-off", "fedproto", "`fedproto.py --lam 0`: no guidance"),
-    ("fedproto", None, "`fedproto.py`"),
-    ("fedtgp", "fedproto", "`fedtgp.py`"),
-    ("fedsa", "fedproto", "`fedsa.py --model htcnn8`"),
-    ("fedproto-mse", None, "`fedproto.py --distance mse --lam 10`"),
-    ("fedtgp-mse", "fedproto-mse", "`fedtgp.py --distance mse --lam 10 --margin-rule nearest`"),
-]
-
-
 def late(column):
     """-> function of a run on Fashion-MNIST: its mean over rounds 6 to 10."""
     return lambda rounds: mean(rounds, column, 6, 10)
 
 
 def fmnist():
-    """FedTGP's Table 10. Runs have three seeds or one."""
+    """FedTGP's Table 10, three seeds."""
     runs = read("fmnist")
-    rows = [["always the most frequent class", "3", mean_std(runs["fedproto"], late("most_frequent"))] + [""] * 3]
-    for name, base, command in FMNIST_RUNS:
-        run = runs[name]
-        cells = [command, str(len(run)), mean_std(run, late("classifier")), mean_std(run, late("prototype"))]
-        if base:
-            cells += [lead(run, runs[base], late("classifier")), lead(run, runs[base], late("prototype"))]
-        else:
+    base = runs["fedproto"]
+    rows = [["always the most frequent class", mean_std(base, late("most_frequent"))] + [""] * 3]
+    for name, command in [
+            ("fedproto-off", "`fedproto.py --lam 0`: no guidance"),
+            ("fedproto", "`fedproto.py`"),
+            ("fedtgp", "`fedtgp.py`"),
+            ("fedsa", "`fedsa.py --model htcnn8`")]:
+        cells = [command, mean_std(runs[name], late("classifier")), mean_std(runs[name], late("prototype"))]
+        if name == "fedproto":
             cells += ["", ""]
+        else:
+            cells += [lead(runs[name], base, late("classifier")), lead(runs[name], base, late("prototype"))]
         rows.append(cells)
-    show("fmnist", ["command", "seeds", "by classifier", "by prototype", "lead over FedProto by classifier",
-                    "by prototype"], rows)
+    show("fmnist", ["command", "by classifier", "by prototype", "lead over FedProto by classifier", "lead by prototype"], rows)
 
 
 def features():
-    """Where the clients' class means lie, by architecture: cross-device with four networks, and with eight."""
+    """Where the clients' class means lie, by architecture: cross-device with four networks."""
     with open(HERE / "features.csv") as file:
         all_rows = list(csv.DictReader(file))
-    for table, head, titles in [
-            ("features-four", "four networks, cross-device, round 160", [("fedproto-four", "FedProto"), ("fedsa-four", "FedSA")]),
-            ("features-eight", "eight networks, round 2", [("fedproto-eight", "FedProto"), ("fedtgp-eight", "FedTGP")])]:
-        rows = []
-        for name, title in titles:
-            of_run = [row for row in all_rows if row["run"] == name]
-            rows.append([f"{title}: accuracy by prototype"] + [number(float(row["prototype"])) for row in of_run])
-            if of_run[0]["own"]:
-                rows.append([f"{title}: accuracy by the client's own class means"] + [number(float(row["own"])) for row in of_run])
-            distances = [number(float(row["distance"]) / float(row["server_margin"]), 2) for row in of_run]
-            rows.append([f"{title}: relative distance"] + distances)
-        show(table, [head] + [row["architecture"] for row in of_run], rows)
+    rows = []
+    for name, title in [("fedproto-four", "FedProto"), ("fedsa-four", "FedSA")]:
+        of_run = [row for row in all_rows if row["run"] == name]
+        rows.append([f"{title}: accuracy by prototype"] + [number(float(row["prototype"])) for row in of_run])
+        rows.append([f"{title}: accuracy by the client's own class means"] + [number(float(row["own"])) for row in of_run])
+        distances = [number(float(row["distance"]) / float(row["server_margin"]), 2) for row in of_run]
+        rows.append([f"{title}: relative distance"] + distances)
+    show("features", ["four networks, cross-device, round 160"] + [row["architecture"] for row in of_run], rows)
 
 
 def prototypes_of_fedproto():
