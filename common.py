@@ -87,7 +87,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # average pooling to D values, as in the papers; it repeats values if there are fewer than D
+        # average pooling to D values, as in FedTGP and FedSA; it repeats values if there are fewer than D
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -167,7 +167,7 @@ def extract(net, x):
 
 
 def class_means(net, images):
-    """Each class's mean feature: a client's prototypes (FedProto, FedTGP and FedSA Eq. 2, FedFM Eq. 8).
+    """Each class's mean feature: a client's prototypes (Eq. 2 of FedProto, FedTGP and FedSA; Eq. 8 of FedFM).
     -> means (C, D), zero for an absent class, and image counts (C,). Leaves the net in eval mode."""
     features = extract(net, images.x)                    # (n, D)
     one_hot = F.one_hot(images.y, net.num_classes)       # (n, C)

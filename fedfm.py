@@ -1,11 +1,11 @@
 """FedFM: Anchor-based Feature Matching for Data Heterogeneity in Federated Learning.
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
-With heterogeneous data each client learns its own feature space, and classes overlap. So the clients' models average
-poorly. FedFM gives all clients the same anchors, the mean feature vector of each class. Each client pulls its features
-toward the anchor of their class and away from the others.
+With heterogeneous data each client learns its own feature space. These spaces do not match, classes overlap in them,
+and the average of the clients' models suffers. FedFM gives all clients the same anchors, the mean feature vector of
+each class. Each client pulls its features toward the anchor of their class and away from the others.
 
-One round (m participants, C classes, C_k of them at client k, D features, |w| floats in the model):
+One round (C classes, C_k of them at client k, D features, |w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
   3. The server averages them, weighted by the counts, and sends the anchors (Eq. 9).  D floats per anchor to each
@@ -16,10 +16,10 @@ The global model is then tested on the server's test images. Rounds 1 to T_s are
 Settings: 100 rounds with all 10 clients; ResNet18 or ResNet50; E = 10 epochs in batches of 64; learning rate 0.01;
 λ = 50 and T_s = 20, which the paper calls generally better; temperature α = 0.1. Each client holds out 20 % of its
 images to pick the best round.
-On a fifth of CIFAR-10, accuracy with this λ fell to chance once matching began (see the results).
+With this λ, accuracy on a fifth of CIFAR-10 fell to chance when matching began (see the results).
 What we changed
   Matching  scales anchors to length 1 as well, like the authors' code; the paper scales only features.
-  Uploads   hold the means of a client's own classes; in the paper a client sends all C.
+  Traffic   counts only the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
   Inputs     CIFAR images are normalised, and CIFAR-100's augmented, as in the authors' code.
   Partition  NIID-2 and NIID-3 have the class shares of the authors' code.
@@ -295,7 +295,7 @@ def augment(x, rng):
 
 def cluster_quality(net, tests, seed):
     """A line on how well the features separate the classes (Table V): the NMI of K-means clusters with the classes, and
-    the classes' silhouette. We use 2,000 test images; the paper does not say how many. Needs scikit-learn."""
+    the classes' silhouette. We use 2,000 test images; the paper does not say which or how many. Needs scikit-learn."""
     try:
         from sklearn.cluster import KMeans
         from sklearn.metrics import normalized_mutual_info_score, silhouette_score
@@ -321,7 +321,7 @@ BASE = dict(                # the paper's Section VII-A, unless a comment says o
     beta=0.5,               # NIID-1
     dominant_share=0.46,    # NIID-2; not in the paper: from the authors' code
     model="resnet18",
-    feature_dim=512,
+    feature_dim=512,        # Section IV-D.1
     rounds=100,             # T
     local_epochs=10,        # E
     batch_size=64,

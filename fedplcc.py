@@ -2,24 +2,24 @@
 "An Enhanced Federated Prototype Learning Method under Domain Shift". Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 As in the earlier FedPLVM, each class has several prototypes: clients cluster each class's features, and the server
-clusters the cluster means. (The clustering, FINCH, links each vector to its nearest neighbour.) FedPLCC adds two
-things. It weights each prototype by the share of its class's images that it represents, so that outliers count little.
-And its loss L_corr pulls a feature only toward the best share φ of its class's prototypes, ranked by similarity ×
-weight.
+clusters the cluster means. (The clustering is FINCH. It links each vector to its nearest neighbour, and linked vectors
+form a cluster.) FedPLCC adds two things. It weights each prototype by the share of its class's images that it
+represents, so that outliers count little. And its loss L_corr pulls a feature only toward the best share φ of its
+class's prototypes, ranked by similarity × weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
   2. Each participant trains the model on cross-entropy (Eq. 5) + λ1 · contrast between classes (L_contra, Eq. 6)
      + λ2 · attraction within the class (L_corr, Eq. 8).
   3. It clusters its features (Eq. 9), and sends the model and the clusters' means and sizes. |w| + J · (D + 1) floats
-  4. The server averages the models, weighted by their numbers of images. It clusters the means (Eq. 10) and weights
-     the prototypes (Eq. 11).
+  4. The server averages the models, weighted by their numbers of images. It clusters the means into prototypes
+     (Eq. 10) and weights these (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
 τ = 0.07; exponent α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
 What we changed
-  Eq. 5  averages over a batch instead of summing over a client's images. A sum would weigh more beside λ1 and λ2.
+  Eq. 5  averages over a batch instead of summing over a client's images. Beside a sum, the other losses count less.
 What the paper leaves open
   E      counts epochs, as in Table I and Algorithm 1, although Section IV says iterations.
   τ      is 0.07, although Section IV also calls 0.55 optimal.
@@ -122,9 +122,9 @@ def client_update(client, prototypes, t, args):
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eqs. 4 and 5 as means over a batch. x (B, 3, height, width) uint8, y (B,) -> scalar.
+    """Eq. 4 on a batch. x (B, 3, height, width) uint8, y (B,) -> scalar.
 
-    Eqs. 6 and 8 are averaged over the samples whose class has a prototype."""
+    Eq. 5 is a mean over the batch, Eqs. 6 and 8 over the samples whose class has a prototype."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)                                  # Eq. 5
     if len(prototypes.vectors) == 0:                                  # in round 1, and with FedAvg
