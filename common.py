@@ -106,12 +106,7 @@ def participants(clients, t, args):
 def for_each_client(function, clients, *arguments, workers):
     """`[function(client, *arguments) for client in clients]`, several clients at a time.
 
-    On a CPU `workers` clients run at once (0: one per core). Each uses one core, because its batches are too small for
-    more. On a GPU they run one after another."""
-    threads = 1
-    if clients[0].train.y.device.type == "cpu":
-        threads = workers or cores()
-
+    Several at a time on a CPU, see `side_by_side`."""
     def call(client):
         result = function(client, *arguments)
         client.net.zero_grad()  # frees the gradients, which take as much memory as the net
@@ -120,11 +115,20 @@ def for_each_client(function, clients, *arguments, workers):
     # if the client with the most images came last, the other cores would wait for it
     largest_first = sorted(clients, key=lambda client: -len(client.train.y))
     results = {}
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        for i, result in pool.map(call, largest_first):
-            results[i] = result
-            show_progress(f"client {len(results)}/{len(clients)}")
+    for i, result in side_by_side(call, largest_first, clients[0].train.y.device, workers):
+        results[i] = result
+        show_progress(f"client {len(results)}/{len(clients)}")
     return [results[client.id] for client in clients]
+
+
+def side_by_side(function, items, device, workers):
+    """Yield function(item) of each item. On a CPU `workers` run at once (0: one per core), each on one core, because
+    batches are too small for more. On a GPU they run one after another."""
+    threads = 1
+    if device.type == "cpu":
+        threads = workers or cores()
+    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.map(function, items)
 
 
 def cores():
@@ -247,18 +251,21 @@ def evaluate_global(net, tests, t, args):
     scores = {}
     for name, images in tests.items():
         show_progress(f"testing {name}")
-        scores[name] = accuracy(net, images)
+        scores[name] = accuracy(net, images, args)
     mean = {"test": sum(scores.values()) / len(scores)}
     if len(scores) == 1:
         return mean
     return mean | scores
 
 
-@torch.no_grad()
-def accuracy(net, images):
+def accuracy(net, images, args):
     """Accuracy in % of a model's classifier."""
-    guess = net.classifier(extract(net, images.x)).argmax(1)
-    return 100 * (guess == images.y).sum().item() / len(images.y)
+    @torch.no_grad()
+    def guess(x):
+        return net.classifier(extract(net, x)).argmax(1)
+
+    guesses = side_by_side(guess, images.x.split(250), images.y.device, args.workers)
+    return 100 * (torch.cat(list(guesses)) == images.y).sum().item() / len(images.y)
 
 
 # --- randomness -----------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def main(args):
 
         scores = evaluate_global(net, tests, t, args)                 # {} in a round that --eval-every skips
         if scores:
-            scores.update(validate(net, clients))
+            scores.update(validate(net, clients, args))
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, tuple(anchors))
 
@@ -129,7 +129,7 @@ def client_update(client, anchors, t, args):
 
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay)
+                                weight_decay=args.weight_decay, fused=True)
     losses = []
     for x, y in minibatches(client, t, args):
         if args.augment:
@@ -269,9 +269,9 @@ def check(args):
         print(f"matching begins in round {first_match}, so all {args.rounds} rounds are FedAvg; try a smaller --warmup")
 
 
-def validate(net, clients):
+def validate(net, clients, args):
     """{"validation": mean of the clients' accuracies in %, each on its held-out images}, or {} with --validation 0."""
-    scores = [accuracy(net, client.val) for client in clients if len(client.val.y) > 0]
+    scores = [accuracy(net, client.val, args) for client in clients if len(client.val.y) > 0]
     if not scores:
         return {}
     return {"validation": sum(scores) / len(scores)}
@@ -325,6 +325,7 @@ BASE = dict(                # the paper's Section VII-A, unless a comment says o
     rounds=100,             # T
     local_epochs=10,        # E
     batch_size=64,
+    batches="full",         # not in the paper: from the authors' code
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,

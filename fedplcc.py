@@ -13,7 +13,7 @@ One round (D features, G prototypes, J clusters of a client, |w| floats in the m
      + λ2 · attraction within the class (L_corr, Eq. 8).
   3. It clusters its features (Eq. 9), and sends the model and the clusters' means and sizes. |w| + J · (D + 1) floats
   4. The server averages the models, weighted by their numbers of images. It clusters the means into prototypes
-     (Eq. 10) and weights these (Eq. 11).
+     (Eq. 10), each mean counting once, and weights the prototypes by their numbers of images (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
@@ -85,7 +85,7 @@ def main(args):
         up = len(chosen) * net_size
         if not fedavg:
             clusters = [upload.clusters for upload in uploads]
-            prototypes = global_prototypes(clusters, args.uniform_weights)                 # Eqs. 10, 11
+            prototypes = global_prototypes(clusters, args)                                 # Eqs. 10, 11
             up += sum(len(upload.clusters.vectors) for upload in uploads) * (D + 1)
 
         scores = evaluate_global(net, tests, t, args)
@@ -108,7 +108,7 @@ def client_update(client, prototypes, t, args):
     """Train the client's copy of the global model for E epochs (Eq. 4), then cluster its features (Eq. 9) -> Upload."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay)
+                                weight_decay=args.weight_decay, fused=True)
     losses = []
     for x, y in minibatches(client, t, args):
         loss = local_loss(client.net, x, y, prototypes, args)
@@ -186,16 +186,16 @@ def local_clusters(net, images):
 
 # --- the server -------------------------------------------------------------------------------------
 
-def global_prototypes(uploaded, uniform_weights):
+def global_prototypes(uploaded, args):
     """Eqs. 10 and 11: cluster the clients' cluster means, class by class, and weight the results.
 
     uploaded: [Clusters], one for each participant -> Prototypes; all weights are 1 with --uniform-weights."""
     vectors = torch.cat([clusters.vectors for clusters in uploaded])
     labels = torch.cat([clusters.labels for clusters in uploaded])
     sizes = torch.cat([clusters.sizes for clusters in uploaded])
-    merged = cluster_by_class(vectors, labels, sizes)                                      # Eq. 10
+    merged = cluster_by_class(vectors, labels, sizes, args.weighted_means)                 # Eq. 10
     weights = prototype_weights(merged.sizes, merged.labels)                               # Eq. 11
-    if uniform_weights:
+    if args.uniform_weights:
         weights = torch.ones_like(weights)
     return Prototypes(merged.vectors, merged.labels, weights)
 
@@ -208,43 +208,48 @@ def prototype_weights(sizes, labels):
 
 # --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -----------------------------------------------
 
-def cluster_by_class(x, y, sizes):
-    """Run FINCH* (FINCH with sizes) on the vectors of each class.
+def cluster_by_class(x, y, sizes, weighted_means=False):
+    """FINCH* on the vectors of each class: cluster them with FINCH, then sum up the sizes in each cluster.
 
-    x (N, D), y (N,), sizes (N,): how many images each vector stands for -> Clusters; their sizes are sums of these."""
+    x (N, D), y (N,), sizes (N,): how many images each vector stands for -> Clusters. A cluster's vector is the plain
+    mean of its members, or with weighted_means their mean weighted by size."""
+    # float64: in float32 cosines of nearly equal features round to 1, and the nearest is a tie
+    # CPU: connected_components is a Python loop
+    device = x.device
+    x, y, sizes = x.cpu().double(), y.cpu(), sizes.cpu().double()
+    weights = sizes if weighted_means else torch.ones(len(x)).double()
+
     vectors, labels, cluster_sizes = [], [], []
     for c in y.unique():
         of_class = y == c
-        # float64: in float32 cosines of nearly equal features round to 1, and the nearest is a tie
-        # CPU: connected_components is a Python loop
-        means, total = finch(x[of_class].cpu().double(), sizes[of_class].cpu().double())
-        vectors.append(means.float().to(x.device))
+        cluster = finch(x[of_class], weights[of_class])
+        means = cluster_means(x[of_class], cluster, weights[of_class])
+        vectors.append(means)
         labels.append(c.repeat(len(means)))                           # class c, once per cluster
-        cluster_sizes.append(total.float().to(x.device))
-    return Clusters(torch.cat(vectors), torch.cat(labels), torch.cat(cluster_sizes))
+        cluster_sizes.append(torch.bincount(cluster, weights=sizes[of_class]))
+    return Clusters(torch.cat(vectors).float().to(device), torch.cat(labels).to(device),
+                    torch.cat(cluster_sizes).float().to(device))
 
 
-def finch(x, sizes):
-    """FINCH* of Eqs. 9 and 10: cluster the vectors, then the clusters' means, and so on. The first pass is always
-    kept, a later one only if it leaves at least two clusters.
+def finch(x, weights):
+    """Cluster the vectors, then the clusters' means, and so on. The first pass is always kept, a later one only if it
+    leaves at least two clusters.
 
-    x (N, D), sizes (N,) -> means (J, D), their sizes (J,)."""
-    means, sizes = merge_neighbours(x, sizes)
-    while len(means) > 1:
-        coarser_means, coarser_sizes = merge_neighbours(means, sizes)
-        if len(coarser_means) == 1:
-            break
-        means, sizes = coarser_means, coarser_sizes
-    return means, sizes
-
-
-def merge_neighbours(x, sizes):
-    """One pass of FINCH on x (N, D) with sizes (N,) -> the clusters' means (J, D), weighted by size, and sizes (J,)."""
+    x (N, D), weights (N,) of the vectors in the means, all 1 for plain FINCH -> cluster numbers (N,) from 0."""
     cluster = first_neighbour_clusters(x)
+    while True:
+        means = cluster_means(x, cluster, weights)
+        coarser = first_neighbour_clusters(means)[cluster]
+        if coarser.max() == 0:                                        # all vectors in one cluster
+            return cluster
+        cluster = coarser
+
+
+def cluster_means(x, cluster, weights):
+    """Weighted mean of the vectors of each cluster. x (N, D), cluster (N,), weights (N,) -> (J, D)."""
     member = F.one_hot(cluster).to(x.dtype)                           # (N, J)
-    total = member.T @ sizes
-    means = member.T @ (x * sizes[:, None]) / total[:, None]
-    return means, total
+    total = member.T @ weights                                        # (J,)
+    return member.T @ (x * weights[:, None]) / total[:, None]
 
 
 def first_neighbour_clusters(x):
@@ -311,6 +316,8 @@ def add_flags(group):
     group.add_argument("--tau", type=positive, help="τ in Eq. 6, the temperature")
     group.add_argument("--alpha", type=positive, help="α in Eq. 7, the exponent of the cosine")
     group.add_argument("--uniform-weights", action="store_true", help="all prototypes weigh 1 in the losses")
+    group.add_argument("--weighted-means", action="store_true",
+                       help="weight the server's cluster means by their numbers of images; the paper's FINCH* does not")
 
 
 if __name__ == "__main__":

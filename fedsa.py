@@ -96,7 +96,7 @@ def client_update(client, anchors, t, args):
 
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay)
+                                weight_decay=args.weight_decay, fused=True)
     losses = []
     for x, y in minibatches(client, t, args):
         loss = local_loss(client.net, x, y, anchors, margin, args)

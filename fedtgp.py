@@ -88,7 +88,7 @@ def client_update(client, prototypes, t, args):
     its training images, in eval mode."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay)
+                                weight_decay=args.weight_decay, fused=True)
     losses = []
     for x, y in minibatches(client, t, args):
         loss = local_loss(client.net, x, y, prototypes, args)
@@ -188,7 +188,7 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
     _, labels = owned.nonzero(as_tuple=True)                          # (N,) their classes, in the same order
     rng = generator(args.seed, "server", t)
-    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)                    # no momentum
+    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr, fused=True)        # no momentum
     for _ in range(args.server_epochs):
         losses = []                                                   # only the last epoch's are returned
         order = torch.from_numpy(rng.permutation(len(p))).to(p.device)

@@ -30,7 +30,7 @@ OFF = {  # without the terms that make the method
     "fedtgp": "--lam 0",
     "fedsa": "--lam-r 0 --lam-mcl 0 --lam-cc 0",
     "fedplcc": "--lam-contra 0 --lam-corr 0",
-    "fedfm": "--lam 0 --validation 0",
+    "fedfm": "--lam 0 --validation 0 --batches all",
 }
 PERSONAL = ["fedproto", "fedtgp", "fedsa"]  # every client keeps its own model
 GLOBAL = ["fedlsa", "fedplcc", "fedfm"]  # one averaged model

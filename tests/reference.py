@@ -28,29 +28,30 @@ def cross_entropy(logits, c):
     return np.log(np.sum(np.exp(logits))) - logits[c]
 
 
-def merged(x, sizes):
-    """One pass: each vector joins the one with the largest cosine -> the clusters' weighted means, and their sizes."""
+def first_neighbours(x):
+    """One pass of FINCH: each vector joins the one with the largest cosine -> cluster numbers (N,)."""
     n = len(x)
     cluster = np.arange(n)
     for i in range(n):
-        cosines = [cosine(x[i], x[j]) for j in range(n)]
-        cosines[i] = -2  # not itself
-        nearest = np.argmax(cosines)
-        cluster[cluster == cluster[nearest]] = cluster[i]
-    means, totals = [], []
-    for number in np.unique(cluster):
-        members = cluster == number
-        means.append(weighted_mean(x[members], sizes[members]))
-        totals.append(sum(sizes[members]))
-    return np.array(means), np.array(totals)
+        others = [j for j in range(n) if j != i]
+        if others:
+            nearest = max(others, key=lambda j: cosine(x[i], x[j]))
+            cluster[cluster == cluster[nearest]] = cluster[i]
+    return np.unique(cluster, return_inverse=True)[1]
 
 
-def finch(x, sizes):
-    """Merge again and again, until one cluster would remain. The first pass is kept even if it leaves one cluster."""
-    means, sizes = merged(x, sizes)
-    while len(means) > 1:
-        coarser, coarser_sizes = merged(means, sizes)
-        if len(coarser) == 1:
+def means_of(x, cluster, weights):
+    """The weighted mean of each cluster's vectors."""
+    return np.array([weighted_mean(x[cluster == j], weights[cluster == j]) for j in range(cluster.max() + 1)])
+
+
+def finch(x, weights):
+    """Merge clusters by their means again and again, until one would remain. The first pass is kept even if it leaves
+    one cluster."""
+    cluster = first_neighbours(x)
+    while cluster.max() > 0:
+        coarser = first_neighbours(means_of(x, cluster, weights))[cluster]
+        if coarser.max() == 0:
             break
-        means, sizes = coarser, coarser_sizes
-    return means, sizes
+        cluster = coarser
+    return cluster

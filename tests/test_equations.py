@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import common, fedfm, fedlsa, fedplcc, fedproto, fedsa, fedtgp
-from reference import cosine, cross_entropy, euclidean, finch, merged, unit, weighted_mean
+from reference import cosine, cross_entropy, euclidean, finch, first_neighbours, means_of, unit, weighted_mean
 
 pytestmark = pytest.mark.timeout(30)  # wrong FINCH may never end
 
@@ -379,7 +379,7 @@ def test_accuracy_of_the_global_model():
     """The score is a mean over domains, not images."""
     net = pixel_net(2).train()
     tests = {"a": pixels([5, 15, 25, 35], [0, 0, 1, 1]), "b": pixels([5, 15], [1, 0])}
-    args = SimpleNamespace(eval_every=2, rounds=3)
+    args = SimpleNamespace(eval_every=2, rounds=3, workers=2)
     assert common.evaluate_global(net, tests, 3, args) == {"test": 37.5, "a": 75, "b": 0}
     assert common.evaluate_global(net, {"a": tests["a"]}, 2, args) == {"test": 75}
     assert common.evaluate_global(net, tests, 1, args) == {}
@@ -390,8 +390,9 @@ def test_fedfm_validation():
     one = common.Client(0, None, val=pixels([5, 15, 25, 35], [0, 0, 1, 1]))
     other = common.Client(1, None, val=pixels([5], [1]))
     none = common.Client(2, None, val=pixels([], []))
-    assert fedfm.validate(pixel_net(2), [one, other, none]) == {"validation": 37.5}
-    assert fedfm.validate(pixel_net(2), [none]) == {}
+    args = SimpleNamespace(workers=1)
+    assert fedfm.validate(pixel_net(2), [one, other, none], args) == {"validation": 37.5}
+    assert fedfm.validate(pixel_net(2), [none], args) == {}
 
 
 def test_fedfm_eq11_average_of_models():
@@ -497,36 +498,65 @@ def in_order(means, *columns):
     return tensor(rows[np.argsort(rows[:, 0])])
 
 
-def test_fedplcc_finch_first_neighbour_clusters():
-    """Links join both ways, by cosine, and no vector is its own neighbour."""
+def same_clusters(cluster, reference):
+    """Equal up to the order of the clusters' numbers, which run from 0."""
+    assert sorted(set(cluster.tolist())) == list(range(max(reference) + 1))
+    assert len(set(zip(cluster.tolist(), reference))) == max(reference) + 1
+
+
+def test_fedplcc_finch_connected_components():
+    """Links join both ways."""
     assert fedplcc.connected_components(torch.tensor([1, 2, 3, 2, 5, 4])).tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_fedplcc_finch_first_neighbour_clusters():
+    """The nearest is the one with the largest cosine, whatever the lengths."""
     degrees, lengths = tensor([0, 1, 20, 22, 90, 93]).deg2rad(), tensor([1, 2, 30, 4, 5, 6])
     x = torch.stack([lengths * degrees.cos(), lengths * degrees.sin()], dim=1)
     assert fedplcc.first_neighbour_clusters(x).tolist() == [0, 0, 1, 1, 2, 2]
 
 
+def test_fedplcc_finch_first_neighbour_clusters_of_opposite_vectors():
+    """A vector is never its own neighbour, although the only other one has cosine -1."""
+    assert fedplcc.first_neighbour_clusters(tensor([[1, 2], [-1, -2]])).tolist() == [0, 0]
+
+
 def vectors_of(n):
     rng = np.random.default_rng(0)
-    return rng.normal(size=(n, 16)), rng.integers(1, 50, size=n)
+    return rng.normal(size=(n, 16)), rng.integers(1, 50, size=n).astype(float)
 
 
-@pytest.mark.parametrize("n", [1, 2, 30])
-@pytest.mark.parametrize("ours, reference", [(fedplcc.merge_neighbours, merged), (fedplcc.finch, finch)])
-def test_fedplcc_finch(ours, reference, n):
-    """Sizes weigh the means and add up; FINCH stops before one cluster remains."""
-    x, sizes = vectors_of(n)
-    agree(in_order(*ours(tensor(x), tensor(sizes))), in_order(*reference(x, sizes)))
+def test_fedplcc_finch_cluster_means():
+    """Each vector counts in its cluster's mean as much as its weight."""
+    x, weights = vectors_of(12)
+    cluster = np.arange(12) % 3
+    got = fedplcc.cluster_means(tensor(x), torch.tensor(cluster), tensor(weights))
+    agree(got, means_of(x, cluster, weights))
 
 
-def test_fedplcc_finch_of_each_class():
-    """Each class is clustered alone; float32 could not tell near vectors apart."""
-    x, sizes = vectors_of(30)
-    x, y = (1 + 1e-4 * x).astype(np.float32), np.arange(30) % 3
+@pytest.mark.parametrize("n", [1, 2, 3, 30, 80])
+def test_fedplcc_finch(n):
+    """Later passes compare the means of all vectors in a cluster; FINCH stops before one cluster remains."""
+    x, weights = vectors_of(n)
+    for w in np.ones(n), weights:
+        same_clusters(fedplcc.finch(tensor(x), tensor(w)), finch(x, w))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_fedplcc_finch_of_each_class(weighted):
+    """Each class is clustered alone; sizes add up, and weigh the means only with weighted_means; float32 could not
+    tell near vectors apart."""
+    x, sizes = vectors_of(240)
+    x, y = (1 + 1e-4 * x).astype(np.float32), np.arange(240) % 3
+    weights = sizes if weighted else np.ones(240)
     rows = []
     for c in range(3):
-        means, totals = finch(x[y == c].astype(float), sizes[y == c])
+        own = y == c
+        cluster = finch(x[own].astype(float), weights[own])
+        means = means_of(x[own].astype(float), cluster, weights[own])
+        totals = [sum(sizes[own][cluster == j]) for j in range(len(means))]
         rows.append(np.column_stack([means, np.full(len(means), c), totals]))
-    got = fedplcc.cluster_by_class(torch.tensor(x), torch.tensor(y), torch.tensor(sizes).float())
+    got = fedplcc.cluster_by_class(torch.tensor(x), torch.tensor(y), torch.tensor(sizes).float(), weighted)
     agree(in_order(*got), in_order(np.concatenate(rows)), 1e-6)
 
 
@@ -538,14 +568,16 @@ def test_fedplcc_eq9_local_clusters():
     assert not net.training
 
 
-@pytest.mark.parametrize("uniform", [False, True])
-def test_fedplcc_eq10_global_prototypes(uniform):
-    """The server clusters all clients' clusters, by size; --uniform-weights sets weights to 1."""
+@pytest.mark.parametrize("uniform, weighted", [(False, False), (True, False), (False, True)])
+def test_fedplcc_eq10_global_prototypes(uniform, weighted):
+    """The server clusters all clients' clusters; --uniform-weights sets weights to 1; --weighted-means counts sizes in
+    the means as well."""
     vectors, labels, sizes = torch.rand(9, 3), torch.arange(9) % 2, torch.arange(1.0, 10.0)
     one = fedplcc.Clusters(vectors[:4], labels[:4], sizes[:4])
     other = fedplcc.Clusters(vectors[4:], labels[4:], sizes[4:])
-    got = fedplcc.global_prototypes([one, other], uniform)
-    union = fedplcc.cluster_by_class(vectors, labels, sizes)
+    args = SimpleNamespace(uniform_weights=uniform, weighted_means=weighted)
+    got = fedplcc.global_prototypes([one, other], args)
+    union = fedplcc.cluster_by_class(vectors, labels, sizes, weighted)
     weights = fedplcc.prototype_weights(union.sizes, union.labels)
     if uniform:
         weights = torch.ones(len(weights))

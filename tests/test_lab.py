@@ -56,8 +56,8 @@ OWN_TEST = {  # a part of the name of a blanked function's own test
     "class_means": "eq2_class_means", "weighted_mean": "eq3_weighted_mean",
     "prototype_distance": "eq4_prototype_distance", "average_margin": "eq6_average_margin",
     "margin_contrastive": "eq7_margin_contrastive", "ema": "eq10_ema",
-    "first_neighbour_clusters": "first_neighbour_clusters", "merge_neighbours": "finch[merge_neighbours",
-    "finch": "finch[finch", "prototype_weights": "eq11_prototype_weights",
+    "first_neighbour_clusters": "first_neighbour_clusters", "cluster_means": "finch_cluster_means",
+    "finch": "finch[", "prototype_weights": "eq11_prototype_weights",
 }
 
 

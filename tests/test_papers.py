@@ -29,11 +29,11 @@ LSA_OFFICE = dict(FEDLSA, alpha=0.4, lam=0.7, tau=0.2)
 FEDPLCC = dict(
     ONE_MODEL, image_size=64, model="resnet10", feature_dim=512, rounds=50, local_epochs=10, batch_size=32,
     images_per_class=30, lam_contra=1, lam_corr=None, phi=0.5, tau=0.07, alpha=0.5, uniform_weights=False,
-    small_stem=False)
+    weighted_means=False, small_stem=False)
 PLCC_FOLDER = dict(FEDPLCC, images_per_class=None, image_size=None)
 FEDFM = dict(
     ONE_MODEL, clients=10, partition="dirichlet", beta=0.5, dominant_share=0.46, model="resnet18", feature_dim=512,
-    rounds=100, local_epochs=10, batch_size=64, validation=0.2, lam=50, warmup=20, match="cg", temperature=0.1,
+    rounds=100, local_epochs=10, batch_size=64, batches="full", validation=0.2, lam=50, warmup=20, match="cg", temperature=0.1,
     aggregate="weighted", lite=False, model_every=1, prox=0, augment=False)
 FM_DOMAINS = dict(FEDFM, clients=None, partition="domain", model="resnet10", rounds=50, batch_size=32, warmup=0)
 ONE_GLYPHS = dict(images_per_class=20, local_epochs=5, batch_size=32, checkpoint_every=0)

@@ -181,7 +181,7 @@ def test_fedlsa_round(play):
         assert now.traffic == (3 * size, 3 * (size + C * D))
 
 
-@pytest.mark.parametrize("flags", ["--lam-contra 0 --lam-corr 1", "--lam-corr 0 --uniform-weights"])
+@pytest.mark.parametrize("flags", ["--lam-contra 0 --lam-corr 1 --weighted-means", "--lam-corr 0 --uniform-weights"])
 def test_fedplcc_round(flags, play):
     """Participants get the prototypes of the last round's clusters."""
     story = play("fedplcc", flags)
@@ -192,7 +192,7 @@ def test_fedplcc_round(flags, play):
         model = check_models(now, model)
         down = 3 * (size + len(prototypes.vectors) * (D + 1))
         clusters = [upload.clusters for upload in now.sent]
-        prototypes = fedplcc.global_prototypes(clusters, "uniform" in flags)
+        prototypes = fedplcc.global_prototypes(clusters, now.args)
         assert now.row["prototypes"] == len(prototypes.vectors)
         assert now.traffic == (3 * size + sum(len(some.vectors) for some in clusters) * (D + 1), down)
 
@@ -212,7 +212,7 @@ NO_ANCHORS = fedfm.Anchors(torch.zeros(C, D), torch.zeros(C, dtype=torch.bool))
 @pytest.mark.parametrize("flags", ["--warmup 0 --aggregate uniform", "--warmup 1"])
 def test_fedfm_round(flags, play, monkeypatch):
     """Participants make the anchors with this round's global model; all clients validate."""
-    monkeypatch.setattr(fedfm, "validate", lambda net, clients: {"validation": len(clients)})
+    monkeypatch.setattr(fedfm, "validate", lambda net, clients, args: {"validation": len(clients)})
     story = play("fedfm", flags + " --validation 0.25 --lam 1")
     model, *_ = story[0].before.values()
     size, anchors = common.model_size(story[0].tested), NO_ANCHORS

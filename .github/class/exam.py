@@ -24,7 +24,7 @@ def evaluate_personal(clients, prototypes, t, args, **more):
     x = torch.cat([client.test.x for client in clients])
     y = torch.cat([client.test.y for client in clients])
     everyone = Images(x, y)
-    scores["everyone"] = sum(accuracy(client.net, everyone) for client in clients) / len(clients)
+    scores["everyone"] = sum(accuracy(client.net, everyone, args) for client in clients) / len(clients)
     return scores
 
 
