@@ -186,6 +186,13 @@ def distances(a, b):
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
+def mean_where(values, mask):
+    """Mean of values (B,) over those that mask (B,) bool selects -> scalar, 0 if it selects none. The values left out
+    must be finite all the same: inf · 0 is nan. (`values[mask].mean()` would be nan for none, and on a GPU it waits
+    for their number.)"""
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
 def average(models, image_counts):
     """Weighted mean of models (FedFM Eq. 11): Σ_k n_k w_k / Σ_k n_k, BatchNorm's statistics included.
     models: [state_dict]; image_counts: [n_k] -> state_dict."""
@@ -256,6 +263,17 @@ def evaluate_global(net, tests, t, args):
     if len(scores) == 1:
         return mean
     return mean | scores
+
+
+def evaluate_validation(net, clients, t, args):
+    """Accuracy in % of the global model on the images that clients hold out -> {"validation": mean over the clients
+    that have any}; {} without such images and in a round without evaluation."""
+    if not is_due(t, args.eval_every, args):
+        return {}
+    scores = [accuracy(net, client.val, args) for client in clients if len(client.val.y) > 0]
+    if not scores:
+        return {}
+    return {"validation": sum(scores) / len(scores)}
 
 
 def accuracy(net, images, args):
@@ -352,6 +370,22 @@ def take(data, index, device):
     return Images(x, data.y[index].to(device))
 
 
+def augment(x, rng):
+    """Random crop with 4 pixels of padding, horizontal flip, and rotation by up to 15 degrees, drawn for each image.
+
+    x (B, channels, height, width) uint8 -> floats in [0, 255]; nearest-neighbour, black outside."""
+    B = len(x)
+    angle = rng.uniform(-np.pi / 12, np.pi / 12, B)
+    flip = rng.choice([-1.0, 1.0], B)
+    dx, dy = rng.integers(-4, 5, (2, B)) * 2 / x.shape[-1]            # affine_grid's coordinates run from −1 to 1
+    # theta maps an output pixel to its place in the input: flipped, rotated, then shifted
+    row1 = [flip * np.cos(angle), -np.sin(angle), dx]
+    row2 = [flip * np.sin(angle), np.cos(angle), dy]
+    theta = np.stack([*row1, *row2], axis=1).reshape(B, 2, 3)
+    grid = F.affine_grid(torch.from_numpy(theta).float().to(x.device), x.shape, align_corners=False)
+    return F.grid_sample(x.float(), grid, mode="nearest", align_corners=False)
+
+
 # --- models ---------------------------------------------------------------------------------------
 
 CONVNETS = {  # name: (number of 5x5 convolutions, widths of the fully connected layers)
@@ -428,6 +462,15 @@ def architecture(model, i):
     hidden = HTC4[i % 4] if model.endswith("htc4") else []
     group = GROUPS.get(model, [model])  # one architecture is a group of one
     return group[i % len(group)], hidden
+
+
+def normalisation(dataset):
+    """Mean and standard deviation of the channels, as FedFM's authors have them; 0.5 for other data sets."""
+    if dataset == "cifar10":
+        return (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+    if dataset == "cifar100":
+        return (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    return (0.5,), (0.5,)
 
 
 def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
@@ -1226,6 +1269,29 @@ def plot_margins(clients, net, prototypes, labels, names):
     axis.set(xlabel="class", ylabel="margin: distance to the nearest other class")
     figure.legend(loc="outside lower center", ncols=3)
     return figure
+
+
+# --- how well the features separate the classes ----------------------------------------------------
+
+def print_cluster_quality(net, tests, seed):
+    """FedFM's Table V: the NMI of K-means clusters with the classes, and the classes' silhouette. Taken on 2,000 test
+    images; the paper does not say which or how many. Needs scikit-learn."""
+    try:
+        from sklearn.cluster import KMeans
+        from sklearn.metrics import normalized_mutual_info_score, silhouette_score
+    except ImportError:
+        print("NMI and silhouette of the features: pip install scikit-learn")
+        return
+    x = torch.cat([images.x for images in tests.values()])
+    y = torch.cat([images.y for images in tests.values()])
+    index = torch.from_numpy(generator(seed, "clusters").permutation(len(y))[:2000]).to(y.device)
+    z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
+    if len(set(y)) < 2:
+        print("NMI and silhouette of the features: not defined for a single class")
+        return
+    clusters = KMeans(net.num_classes, n_init=10, random_state=seed).fit_predict(z)
+    nmi = normalized_mutual_info_score(y, clusters)
+    print(f"features of {len(y)} test images: NMI {nmi:.3f}, silhouette {silhouette_score(z, y):.3f}")
 
 
 # --- comparing runs -------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import common, fedfm, fedlsa, fedplcc, fedsa
+import common, fedlsa, fedplcc, fedsa
 
 B, C, D = 5, 3, 8
 ARGS = SimpleNamespace(lr=0.1, momentum=0.9, weight_decay=0.01, server_steps=2, alpha=0.5, tau=0.5)
@@ -27,7 +27,7 @@ STEPS = {  # those that make a tensor; add yours
     "fedsa_eq8": lambda: fedsa.classifier_calibration(net.classifier, p),
     "fedlsa_server": lambda: fedlsa.server_update(anchor_net, net.classifier, ARGS)[0],
     "fedplcc_eq8": lambda: fedplcc.attraction(s, own, weights, 0.5),
-    "fedfm_augment": lambda: fedfm.augment(x, np.random.default_rng(0)),
+    "fedfm_augment": lambda: common.augment(x, np.random.default_rng(0)),
 }
 
 

@@ -96,7 +96,7 @@ def test_augment():
     """Each image gets its own draws; pixels never mix, and the border is black."""
     x = torch.zeros(50, 3, 32, 32, dtype=torch.uint8)
     x[:, :, 10:22, 10:22] = torch.randint(1, 256, (50, 3, 12, 12))
-    got = fedfm.augment(x, np.random.default_rng(0))
+    got = common.augment(x, np.random.default_rng(0))
     rng = np.random.default_rng(0)
     angle = rng.uniform(-15, 15, 50)
     flip = rng.choice([-1, 1], 50)
@@ -107,7 +107,7 @@ def test_augment():
         if flip[i] < 0:
             want = transforms.hflip(want)
         assert (got[i] == want).float().mean() > 0.99  # rounding may choose another pixel
-    white = fedfm.augment(torch.full_like(x, 255), np.random.default_rng(0))
+    white = common.augment(torch.full_like(x, 255), np.random.default_rng(0))
     assert white.unique().tolist() == [0, 255]
 
 
@@ -130,15 +130,15 @@ def test_augment_is_drawn_by_seed_round_and_client(monkeypatch):
     assert seen[:2] == seen[2:4] and len(set(seen)) == 8
 
 
-def test_cluster_quality_is_of_the_classes(monkeypatch):
+def test_cluster_quality_is_of_the_classes(monkeypatch, capsys):
     """K-means makes one cluster per class, over all domains; the silhouette is of the classes."""
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(fedfm, "extract", lambda net, x: x[:, :, 0, 0])
+    monkeypatch.setattr(common, "extract", lambda net, x: x[:, :, 0, 0])
     heaps, mixed = torch.arange(90) // 30, torch.arange(90) % 3
     x = torch.randn(90, 2, 1, 1)
     x[:, 0, 0, 0] += 30 * heaps
     for y, nmi, silhouette in ((heaps, 1, 0.94), (mixed, 0, -0.03)):
         tests = {"one": common.Images(x[:30], y[:30]), "other": common.Images(x[30:], y[30:])}
-        line = fedfm.cluster_quality(SimpleNamespace(num_classes=3), tests, 0)
-        numbers = [float(number) for number in re.findall(r"-?\d\.\d+", line)]
+        common.print_cluster_quality(SimpleNamespace(num_classes=3), tests, 0)
+        numbers = [float(number) for number in re.findall(r"-?\d\.\d+", capsys.readouterr().out)]
         assert numbers == pytest.approx([nmi, silhouette], abs=0.05)

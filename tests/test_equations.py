@@ -390,9 +390,10 @@ def test_fedfm_validation():
     one = common.Client(0, None, val=pixels([5, 15, 25, 35], [0, 0, 1, 1]))
     other = common.Client(1, None, val=pixels([5], [1]))
     none = common.Client(2, None, val=pixels([], []))
-    args = SimpleNamespace(workers=1)
-    assert fedfm.validate(pixel_net(2), [one, other, none], args) == {"validation": 37.5}
-    assert fedfm.validate(pixel_net(2), [none], args) == {}
+    args = SimpleNamespace(eval_every=2, rounds=3, workers=1)
+    assert common.evaluate_validation(pixel_net(2), [one, other, none], 2, args) == {"validation": 37.5}
+    assert common.evaluate_validation(pixel_net(2), [none], 2, args) == {}
+    assert common.evaluate_validation(pixel_net(2), [one], 1, args) == {}
 
 
 def test_fedfm_eq11_average_of_models():

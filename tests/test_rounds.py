@@ -41,7 +41,7 @@ def weights(net):
 def play(run, monkeypatch):
     """play(script, flags) -> its rounds. Each has the participants, what they were given and sent, what was tested, and
     the log's row."""
-    monkeypatch.setattr(fedfm, "cluster_quality", lambda *_: "")  # it takes longer than a run here
+    monkeypatch.setattr(fedfm, "print_cluster_quality", lambda *_: None)  # it takes longer than a run here
 
     def go(script, flags="", rounds=4):
         module, story = __import__(script), []
@@ -53,7 +53,8 @@ def play(run, monkeypatch):
             replies = common.for_each_client(function, chosen, *given, workers=workers)
             if function is module.client_update:  # not FedFM's class means
                 *given, t, args = copy.deepcopy(given)
-                assert [client.id for client in chosen] == common.participants(range(K), t, args)
+                drawn_in = t - (t - 1) % args.model_every if script == "fedfm" else t
+                assert [client.id for client in chosen] == common.participants(range(K), drawn_in, args)
                 story.append(SimpleNamespace(chosen=chosen, given=tuple(given), args=args, before=before,
                                              sent=copy.deepcopy(replies)))
             return replies
@@ -212,7 +213,7 @@ NO_ANCHORS = fedfm.Anchors(torch.zeros(C, D), torch.zeros(C, dtype=torch.bool))
 @pytest.mark.parametrize("flags", ["--warmup 0 --aggregate uniform", "--warmup 1"])
 def test_fedfm_round(flags, play, monkeypatch):
     """Participants make the anchors with this round's global model; all clients validate."""
-    monkeypatch.setattr(fedfm, "validate", lambda net, clients, args: {"validation": len(clients)})
+    monkeypatch.setattr(fedfm, "evaluate_validation", lambda net, clients, t, args: {"validation": len(clients)})
     story = play("fedfm", flags + " --validation 0.25 --lam 1")
     model, *_ = story[0].before.values()
     size, anchors = common.model_size(story[0].tested), NO_ANCHORS
@@ -221,7 +222,7 @@ def test_fedfm_round(flags, play, monkeypatch):
         if t > now.args.warmup:
             anchors, floats = anchors_by(dict.fromkeys(range(K), model), now, anchors)
             up += floats
-            down += 3 * anchors.known.sum() * D
+            down += 3 * anchors.has_anchor.sum() * D
         near(now.given, (anchors if t > now.args.warmup else None,))
         model = check_models(now, model)
         assert now.traffic == (up, down)
@@ -239,11 +240,11 @@ def test_fedfm_lite_round(flags, downloads, uploads, play):
     model, *_ = story[0].before.values()
     size, anchors = common.model_size(story[0].tested), NO_ANCHORS
     for t, now in enumerate(story, 1):
-        up, down = 0, 3 * anchors.known.sum() * D
-        near(now.given, (anchors if anchors.known.any() else None,))
+        up, down = 0, 3 * anchors.has_anchor.sum() * D
+        near(now.given, (anchors if anchors.has_anchor.any() else None,))
         if t in downloads:
-            own = dict.fromkeys(range(K), model)  # all of them download
-            down += K * size
+            own = {client.id: model for client in now.chosen}  # they stay until the next download
+            down += 3 * size
         for client, upload in zip(now.chosen, now.sent):
             near(now.before[client.id], own[client.id])
             own[client.id] = upload.model
