@@ -359,8 +359,10 @@ def divide(data, index, held_back, args):
         shares.append((domain, train, held))
 
     sizes = [len(train.y) for _, train, _ in shares]
+    smallest, largest = f"{min(sizes):,}", f"{max(sizes):,}"
+    each = largest if smallest == largest else f"{smallest} to {largest}"
     print(f"{args.dataset}: {len(data.y):,} images of {len(data.class_names)} classes, {data.x.shape[-1]} pixels; "
-          f"{len(shares)} clients train on {min(sizes):,} to {max(sizes):,} images each ({args.partition})")
+          f"{len(shares)} clients train on {each} images each ({args.partition})")
     return shares
 
 

@@ -138,8 +138,8 @@ def regularization(z, y, anchors, distance):
 
 
 def average_margin(points):
-    """Eq. 6, the margin d_i: the sum of all distances d(P^a, P^b) between N points, a ≠ b, divided by (N − 1)². That is
-    N/(N − 1) times their mean distance. The points are a client's C_i class means, or the C anchors.
+    """Eq. 6, the margin d_i of N points, which are a client's class means or the anchors. d is the Euclidean distance.
+    The paper's divisor makes it larger than the mean distance between two points.
 
     points (N, D) -> scalar; 0 for one point, where Eq. 6 is 0/0."""
     N = len(points)
@@ -194,9 +194,9 @@ def weighted_mean(local_prototypes, counts):
 
 
 def ema(anchors, averages, uploaded, alpha):
-    """Eq. 10: Ā ← α Ā + (1 − α) P̄. A class that no participant uploaded keeps its anchor.
+    """Eq. 10: move the anchors Ā slightly toward the averages P̄. A class that no participant uploaded keeps its anchor.
 
-    anchors, averages P̄ (C, D), uploaded (C,) bool -> anchors (C, D)."""
+    anchors, averages (C, D), uploaded (C,) bool, alpha α -> anchors (C, D)."""
     moved = alpha * anchors + (1 - alpha) * averages
     return torch.where(uploaded[:, None], moved, anchors)
 
