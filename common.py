@@ -103,10 +103,11 @@ def participants(clients, t, args):
     return [clients[i] for i in sorted(chosen)]
 
 
-def for_each_client(function, clients, *arguments, workers):
-    """`[function(client, *arguments) for client in clients]`, several clients at a time.
+def for_each_client(function, clients, *arguments):
+    """`[function(client, *arguments) for client in clients]`, on a CPU several clients at a time (see `side_by_side`).
+    The last of the arguments is args."""
+    workers = arguments[-1].workers
 
-    Several at a time on a CPU, see `side_by_side`."""
     def call(client):
         result = function(client, *arguments)
         client.net.zero_grad()  # frees the gradients, which take as much memory as the net
@@ -215,19 +216,19 @@ def is_due(t, every, args):
     return every > 0 and (t % every == 0 or t == args.rounds)
 
 
-def evaluate_personal(clients, prototypes, t, args, known=None, name="prototype"):
+def evaluate_personal(clients, prototypes, t, args, has_prototype=None, name="prototype"):
     """Accuracy in % of all clients, each by its own model on its own test images: Σ right / Σ images.
     name: "prototype" or "anchor", what the log and the tables call the server's vectors
     -> {"classifier": %, name: %, "most_frequent": %}, or {} in a round without evaluation."""
     if not is_due(t, args.eval_every, args):
         return {}
-    right = for_each_client(right_answers, clients, prototypes, known, name, workers=args.workers)
+    right = for_each_client(right_answers, clients, prototypes, has_prototype, name, args)
     images = sum(len(client.test.y) for client in clients)
     return {kind: 100 * sum(answers[kind] for answers in right) / images for kind in right[0]}
 
 
 @torch.no_grad()
-def right_answers(client, prototypes, known, name):
+def right_answers(client, prototypes, has_prototype, name, args):
     """How many of its own test images a client gets right with its model's classifier, with the nearest prototype, and
     by always answering its most frequent training class: the baseline that the other two must beat.
     -> {"classifier": n, name: n, "most_frequent": n}"""
@@ -235,18 +236,18 @@ def right_answers(client, prototypes, known, name):
     y = client.test.y
     most_frequent_class = torch.bincount(client.train.y).argmax()
     by_classifier = client.net.classifier(z).argmax(1) == y
-    by_prototype = nearest_prototype(z, prototypes, known) == y
+    by_prototype = nearest_prototype(z, prototypes, has_prototype) == y
     by_frequency = y == most_frequent_class
     return {"classifier": by_classifier.sum().item(), name: by_prototype.sum().item(),
             "most_frequent": by_frequency.sum().item()}
 
 
-def nearest_prototype(z, prototypes, known=None):
-    """The class of the nearest prototype. z (n, D), prototypes (C, D), known (C,) bool, which classes have one
-    (None: all) -> (n,)."""
+def nearest_prototype(z, prototypes, has_prototype=None):
+    """The class of the nearest prototype. z (n, D), prototypes (C, D), has_prototype (C,) bool (None: every class has
+    one) -> (n,)."""
     d = distances(z, prototypes)
-    if known is not None:
-        d = d.masked_fill(~known, math.inf)
+    if has_prototype is not None:
+        d = d.masked_fill(~has_prototype, math.inf)
     return d.argmin(1)
 
 
@@ -347,7 +348,7 @@ def divide(data, index, held_back, args):
     for i, part in enumerate(partition(data.y[index].numpy(), domain_names, args)):
         part = generator(args.seed, "train/test", i).permutation(part)
         own = index[torch.from_numpy(part)]
-        cut = math.ceil((1 - held_back) * len(own))
+        cut = len(own) - math.floor(held_back * len(own) + 1e-9)  # 1e-9: 2.9999999 is 3
         if cut < 2:
             fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images; "
                  f"try fewer --clients, less skew or larger shares")
@@ -487,17 +488,6 @@ def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
         if hidden:
             classifier = nn.Sequential(*fully_connected(widths), classifier)
     return Net(extractor, classifier, D, C, mean, std).to(args.device)
-
-
-def build_encoder(data, args):
-    """A feature extractor for --model, alone, and how many values it gives for an image."""
-    name, _ = architecture(args.model, 0)  # one for all clients; groups are refused by make_federation
-    pixels = data.x.shape[-1]
-    encoder = build_extractor(name, pixels, args.small_stem)
-    encoder.eval()  # in train mode BatchNorm fails on one image
-    with torch.no_grad():
-        outputs = encoder(torch.zeros(1, 3, pixels, pixels)).shape[1]
-    return encoder, outputs
 
 
 # --- partitions -----------------------------------------------------------------------------------
@@ -957,6 +947,11 @@ class Run:
         for module, weights in zip(self.modules, saved["modules"], strict=True):
             module.load_state_dict(weights)
         self.rows = saved["rows"]
+        for row in self.rows:
+            # with a larger --rounds the old last round is no longer the last, and may not be due for a test
+            if not is_due(row["round"], self.args.eval_every, self.args):
+                for name in [name for name in row if name.startswith("acc_")]:
+                    del row[name]
         self.write_log()  # without the rounds after the checkpoint, which run again
         print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
         return saved["state"]
@@ -1396,6 +1391,7 @@ def checked(kind, allows, rule):
 
 share = checked(float, lambda value: 0 < value <= 1, "in (0, 1]")
 share_or_zero = checked(float, lambda value: 0 <= value <= 1, "in [0, 1]")
+share_below_one = checked(float, lambda value: 0 <= value < 1, "in [0, 1)")
 positive = checked(float, lambda value: 0 < value < math.inf, "finite and above 0")
 not_negative = checked(float, lambda value: 0 <= value < math.inf, "finite and at least 0")
 word = checked(str, lambda text: re.fullmatch(r"\w[\w.-]*", text), "a word of letters, digits, '.', '_' and '-'")
@@ -1469,7 +1465,7 @@ def make_parser(description):
     add("--batches", choices=["all", "full"], default="all",
         help="all: use every image; full: drop the last incomplete batch")
     add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")
-    add("--momentum", type=share_or_zero, default=0.0, help="momentum of SGD; its buffer starts empty in each round")
+    add("--momentum", type=share_below_one, default=0.0, help="momentum of SGD; its buffer starts empty in each round")
     add("--weight-decay", type=not_negative, default=0.0, help="weight decay of SGD")
 
     group = parser.add_argument_group("run")

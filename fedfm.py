@@ -139,7 +139,7 @@ def main(args):
 
         given = anchors if matching else None
         # [client_update(client, given, t, args) for client in chosen], but in parallel
-        uploads = for_each_client(client_update, chosen, given, t, args, workers=args.workers)
+        uploads = for_each_client(client_update, chosen, given, t, args)
         if t % args.model_every == 0 or t == args.rounds:
             models = [upload.model for upload in uploads]
             num_images = [len(client.train.y) for client in chosen]
@@ -179,7 +179,7 @@ def is_matching(t, args):
 def local_class_means(chosen, args):
     """Eq. 8: each participant computes the class means of its training images under client.net, in eval mode and
     without augmentation -> local_means (m, C, D), counts (m, C)."""
-    replies = for_each_client(lambda client: class_means(client.net, client.train), chosen, workers=args.workers)
+    replies = for_each_client(lambda client, args: class_means(client.net, client.train), chosen, args)
     means, counts = zip(*replies)
     return torch.stack(means), torch.stack(counts)
 

@@ -37,9 +37,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (Net, Run, at_least, average, build_encoder, draw_pictures, evaluate_global, for_each_client,
-                    load_dataset, make_federation, minibatches, model_size, not_negative, participants, positive,
-                    run_script, seeded, summarize)
+from common import (Net, Run, at_least, architecture, average, build_extractor, draw_pictures, evaluate_global,
+                    for_each_client, load_dataset, make_federation, minibatches, model_size, not_negative, participants,
+                    positive, run_script, seeded, summarize)
 
 
 class Upload(NamedTuple):
@@ -69,7 +69,7 @@ def main(args):
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
         # [client_update(client, anchors, t, args) for client in chosen], but in parallel
-        uploads = for_each_client(client_update, chosen, anchors, t, args, workers=args.workers)
+        uploads = for_each_client(client_update, chosen, anchors, t, args)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
         net.load_state_dict(average(models, num_images))
@@ -203,6 +203,17 @@ def build_sphere_net(data, args):
     net_class = Net if args.no_sphere else SphereNet
     net = net_class(nn.Sequential(encoder, projector), classifier, D, C)
     return net.to(args.device), I
+
+
+def build_encoder(data, args):
+    """The feature extractor of --model, alone, and how many values it gives for an image."""
+    name, _ = architecture(args.model, 0)                             # make_federation will refuse a group
+    pixels = data.x.shape[-1]
+    encoder = build_extractor(name, pixels, args.small_stem)
+    encoder.eval()                                                    # in train mode BatchNorm fails on one image
+    with torch.no_grad():
+        outputs = encoder(torch.zeros(1, 3, pixels, pixels)).shape[1]
+    return encoder, outputs
 
 
 # --- settings ---------------------------------------------------------------------------------------

@@ -52,33 +52,33 @@ def main(args):
 
     run = Run(args, modules=[client.net for client in clients])       # modules: the models to checkpoint
     prototypes = torch.zeros(C, D, device=args.device)
-    known = torch.zeros(C, dtype=torch.bool, device=args.device)      # which classes have a prototype
-    prototypes, known = run.resume((prototypes, known))               # with --resume: from the checkpoint
+    has_prototype = torch.zeros(C, dtype=torch.bool, device=args.device)
+    prototypes, has_prototype = run.resume((prototypes, has_prototype))                # with --resume: from the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        down = len(chosen) * known.sum() * D                          # sent in step 1, before `known` grows
-        # [client_update(client, prototypes, known, t, args) for client in chosen], but in parallel
-        uploads = for_each_client(client_update, chosen, prototypes, known, t, args, workers=args.workers)
+        down = len(chosen) * has_prototype.sum() * D                  # sent in step 1, so before step 4
+        # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], but in parallel
+        uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (m, C)
         averages, uploaded = weighted_mean(local_prototypes, counts)                       # Eq. 3
         prototypes = torch.where(uploaded[:, None], averages, prototypes)  # an absent class keeps its prototype
-        known = known | uploaded
+        has_prototype = has_prototype | uploaded
 
-        scores = evaluate_personal(clients, prototypes, t, args, known=known)
+        scores = evaluate_personal(clients, prototypes, t, args, has_prototype=has_prototype)
         up = (counts > 0).sum() * (D + 1)                             # Σ_i C_i · (D + 1)
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
-        run.checkpoint(t, (prototypes, known))
+        run.checkpoint(t, (prototypes, has_prototype))
 
-    draw_pictures(run, data, clients, prototypes=prototypes[known], labels=known.nonzero().flatten())
+    draw_pictures(run, data, clients, prototypes=prototypes[has_prototype], labels=has_prototype.nonzero().flatten())
     return summarize(run)
 
 
 # --- the client -------------------------------------------------------------------------------------
 
-def client_update(client, prototypes, known, t, args):
+def client_update(client, prototypes, has_prototype, t, args):
     """Train the client's own model for E epochs (Eq. 4) -> Upload, with the trained model's class means over all
     its training images, in eval mode."""
     client.net.train()
@@ -86,7 +86,7 @@ def client_update(client, prototypes, known, t, args):
                                 weight_decay=args.weight_decay, fused=True)
     losses = []
     for x, y in minibatches(client, t, args):
-        loss = local_loss(client.net, x, y, prototypes, known, args)
+        loss = local_loss(client.net, x, y, prototypes, has_prototype, args)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -96,25 +96,27 @@ def client_update(client, prototypes, known, t, args):
     return Upload(local_prototypes, counts, torch.stack(losses).mean())
 
 
-def local_loss(net, x, y, prototypes, known, args):
-    """Eq. 4 on a batch. x (B, 3, height, width) uint8, y (B,), prototypes (C, D), known (C,) bool -> scalar."""
+def local_loss(net, x, y, prototypes, has_prototype, args):
+    """Eq. 4 on a batch.
+
+    x (B, 3, height, width) uint8, y (B,), prototypes (C, D), has_prototype (C,) bool -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)
-    return cross_entropy + args.lam * prototype_distance(z, y, prototypes, known, args.distance)
+    return cross_entropy + args.lam * prototype_distance(z, y, prototypes, has_prototype, args.distance)
 
 
-def prototype_distance(z, y, prototypes, known, distance):
+def prototype_distance(z, y, prototypes, has_prototype, distance):
     """Second term of Eq. 4: the distance φ between a sample's features and the prototype of its class, averaged over
     the samples whose class has one. The paper applies φ to class means. "mse" is the squared distance divided by D.
 
-    z (B, D), y (B,), prototypes (C, D), known (C,) bool -> scalar, 0 if no class in the batch has a prototype."""
-    has_prototype = known[y]
+    z (B, D), y (B,), prototypes (C, D), has_prototype (C,) bool -> scalar; 0 if no sample's class has a prototype."""
+    mask = has_prototype[y]
     difference = z - prototypes[y]
     if distance == "euclidean":
         phi = difference.norm(dim=1)
     else:                                                             # "mse"
         phi = difference.square().mean(dim=1)
-    return (phi * has_prototype).sum() / has_prototype.sum().clamp(min=1)
+    return (phi * mask).sum() / mask.sum().clamp(min=1)
 
 
 # --- the server -------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def main(args):
     for t in run.rounds():
         chosen = participants(clients, t, args)
         # [client_update(client, anchors, t, args) for client in chosen], but in parallel
-        uploads = for_each_client(client_update, chosen, anchors, t, args, workers=args.workers)
+        uploads = for_each_client(client_update, chosen, anchors, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (m, C)

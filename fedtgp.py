@@ -63,7 +63,7 @@ def main(args):
     for t in run.rounds():
         chosen = participants(clients, t, args)
         # [client_update(client, prototypes, t, args) for client in chosen], but in parallel
-        uploads = for_each_client(client_update, chosen, prototypes, t, args, workers=args.workers)
+        uploads = for_each_client(client_update, chosen, prototypes, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
         owned = torch.stack([upload.owned for upload in uploads])                          # (m, C)

@@ -1,7 +1,8 @@
 """The equations of the six papers a second time: slow loops or small cases by hand, written from the papers.
 
 Names say which function is tested: `pytest tests/test_equations.py -k "fedsa and eq10"`.
-Shapes: z (B, D) features, y (B,) their classes, p (C, D) prototypes or anchors, known (C,) which of them exist."""
+Shapes: z (B, D) features, y (B,) their classes, p (C, D) prototypes or anchors,
+has_prototype (C,) which of them exist."""
 
 import copy
 import math
@@ -50,31 +51,31 @@ def margin_contrastive(v, c, p, margin):
 
 LOSSES = {  # name: the script's function for a batch z, y; the reference for a sample v of class c
     "fedproto_eq4_prototype_distance": (
-        lambda z, y, p, known: fedproto.prototype_distance(z, y, p, known, "euclidean"),
+        lambda z, y, p, has_prototype: fedproto.prototype_distance(z, y, p, has_prototype, "euclidean"),
         lambda v, c, p: euclidean(v, p[c])),
     "fedtgp_eq11_prototype_distance": (
-        lambda z, y, p, known: fedtgp.prototype_distance(z, y, p, "euclidean"),
+        lambda z, y, p, has_prototype: fedtgp.prototype_distance(z, y, p, "euclidean"),
         lambda v, c, p: euclidean(v, p[c])),
     "fedtgp_eq10_margin_contrastive": (
-        lambda z, y, p, known: fedtgp.margin_contrastive(z, y, p, 1.5),
+        lambda z, y, p, has_prototype: fedtgp.margin_contrastive(z, y, p, 1.5),
         lambda v, c, p: margin_contrastive(v, c, p, 1.5)),
     "fedsa_eq5_regularization": (
-        lambda z, y, p, known: fedsa.regularization(z, y, p, "euclidean"),
+        lambda z, y, p, has_prototype: fedsa.regularization(z, y, p, "euclidean"),
         lambda v, c, p: euclidean(v, p[c])),
     "fedsa_eq7_margin_contrastive": (
-        lambda z, y, p, known: fedsa.margin_contrastive(z, y, p, 2.5),
+        lambda z, y, p, has_prototype: fedsa.margin_contrastive(z, y, p, 2.5),
         lambda v, c, p: margin_contrastive(v, c, p, 2.5)),
     "fedlsa_eq8_compactness": (
-        lambda z, y, p, known: fedlsa.compactness(z, y, p, 0.2),
+        lambda z, y, p, has_prototype: fedlsa.compactness(z, y, p, 0.2),
         lambda v, c, p: cross_entropy(p @ v / 0.2, c)),
     "fedlsa_l2_distance": (
-        lambda z, y, p, known: fedlsa.l2_distance(z, y, p),
+        lambda z, y, p, has_prototype: fedlsa.l2_distance(z, y, p),
         lambda v, c, p: euclidean(v, p[c])),
     "fedfm_contrastive_guiding": (
-        lambda z, y, p, known: fedfm.contrastive_guiding(z, y, fedfm.Anchors(p, known), 0.1),
+        lambda z, y, p, has_prototype: fedfm.contrastive_guiding(z, y, fedfm.Anchors(p, has_prototype), 0.1),
         lambda v, c, p: cross_entropy([cosine(v, q) / 0.1 for q in p], c)),
     "fedfm_eq3_squared_distance": (
-        lambda z, y, p, known: fedfm.squared_distance(z, y, fedfm.Anchors(p, known)),
+        lambda z, y, p, has_prototype: fedfm.squared_distance(z, y, fedfm.Anchors(p, has_prototype)),
         lambda v, c, p: np.sum((unit(v) - unit(p[c])) ** 2)),
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
@@ -244,12 +245,12 @@ def agree_with_gradient(net, loss, want):
 def test_fedproto_eq4_local_loss():
     """λ weighs the distance, and --distance picks its kind."""
     net, x, y, z, entropy = batch()
-    p, known = torch.rand(3, 3), torch.tensor([True, False, True])
-    of_known = (z - p[y])[known[y]]
-    loss = fedproto.local_loss(net, x, y, p, known, SimpleNamespace(lam=0.7, distance="mse"))
-    agree_with_gradient(net, loss, entropy + 0.7 * of_known.square().mean())
-    loss = fedproto.local_loss(net, x, y, p, known, SimpleNamespace(lam=0.7, distance="euclidean"))
-    agree_with_gradient(net, loss, entropy + 0.7 * of_known.norm(dim=1).mean())
+    p, has_prototype = torch.rand(3, 3), torch.tensor([True, False, True])
+    guided = (z - p[y])[has_prototype[y]]
+    loss = fedproto.local_loss(net, x, y, p, has_prototype, SimpleNamespace(lam=0.7, distance="mse"))
+    agree_with_gradient(net, loss, entropy + 0.7 * guided.square().mean())
+    loss = fedproto.local_loss(net, x, y, p, has_prototype, SimpleNamespace(lam=0.7, distance="euclidean"))
+    agree_with_gradient(net, loss, entropy + 0.7 * guided.norm(dim=1).mean())
 
 
 def test_fedtgp_eq11_local_loss():
@@ -361,16 +362,16 @@ def test_distances_far_from_the_origin():
 
 
 def test_accuracy_of_personal_models():
-    """Every test image counts equally; an unknown class is never predicted."""
+    """Every test image counts equally; a class without a prototype is never predicted."""
     train, test = pixels([5, 5, 5, 5], [0, 1, 1, 2]), pixels([5, 15, 31, 45], [0, 1, 0, 2])
     one = common.Client(0, train, test=test, net=pixel_net(3))    # it answers 0, 1, 1, 1; nearest: 0, 0, 2, 2
     train, test = pixels([5, 5, 5], [1, 1, 0]), pixels([70, 8], [2, 0])
     other = common.Client(1, train, test=test, net=pixel_net(3))  # it answers 1, 0; nearest: 2, 0
-    prototypes, known = torch.tensor([[0.0], [20.0], [40.0]]), torch.tensor([True, False, True])
+    prototypes, has_prototype = torch.tensor([[0.0], [20.0], [40.0]]), torch.tensor([True, False, True])
     args = SimpleNamespace(eval_every=2, rounds=3, workers=1)
-    scores = common.evaluate_personal([one, other], prototypes, 2, args, known, name="anchor")
+    scores = common.evaluate_personal([one, other], prototypes, 2, args, has_prototype, name="anchor")
     assert scores == pytest.approx({"classifier": 300 / 6, "anchor": 400 / 6, "most_frequent": 100 / 6})
-    scores = common.evaluate_personal([one, other], prototypes, 3, args)  # all are known: 15 is nearest to 20
+    scores = common.evaluate_personal([one, other], prototypes, 3, args)  # all have one: 15 is nearest to 20
     assert scores["prototype"] == pytest.approx(500 / 6)
     assert common.evaluate_personal([one, other], prototypes, 1, args) == {}
 

@@ -40,6 +40,16 @@ def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_pat
         torch.testing.assert_close(checkpoint(whole)[part], checkpoint(folder)[part], rtol=0, atol=0)
 
 
+def test_more_rounds_leave_no_test_that_is_not_due(run):
+    """Round 3 was tested because it was the last, and with five rounds it is not."""
+    words = f"{SMALL['fedproto']} --checkpoint-every 1 --eval-every 2 --rounds"
+    whole = run("fedproto", words, 5).folder
+    folder = run("fedproto", words, 3).folder
+    assert "acc_classifier" in log(folder)[2]
+    run("fedproto", "--no-plots --rounds 5 --resume", folder)
+    assert numbers(folder) == numbers(whole)
+
+
 def test_a_resumed_run_knows_its_settings(run, monkeypatch):
     """It needs no flags again, and args.json has no flags that depend on the machine."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # --device auto would take it
@@ -125,8 +135,8 @@ def test_checkpoints_that_are_refused(run, refused, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_loss_that_is_not_finite_is_named_and_the_checkpoint_stays(value, run, monkeypatch, tmp_path):
-    def spoiled(client, prototypes, known, t, args):
-        upload = update(client, prototypes, known, t, args)
+    def spoiled(client, prototypes, has_prototype, t, args):
+        upload = update(client, prototypes, has_prototype, t, args)
         if t == 2 and client.id == 2:
             return upload._replace(loss=torch.tensor(value))
         return upload

@@ -48,9 +48,9 @@ def play(run, monkeypatch):
         evaluate = "evaluate_personal" if script in PERSONAL else "evaluate_global"
         test = getattr(module, evaluate)
 
-        def for_each_client(function, chosen, *given, workers):
+        def for_each_client(function, chosen, *given):
             before = {client.id: weights(client.net) for client in chosen}
-            replies = common.for_each_client(function, chosen, *given, workers=workers)
+            replies = common.for_each_client(function, chosen, *given)
             if function is module.client_update:  # not FedFM's class means
                 *given, t, args = copy.deepcopy(given)
                 drawn_in = t - (t - 1) % args.model_every if script == "fedfm" else t
@@ -61,7 +61,7 @@ def play(run, monkeypatch):
 
         def evaluated(models, vectors, t, args, **more):
             now = story[-1]
-            now.tested, now.vectors, now.known = copy.deepcopy((models, vectors, more.get("known")))
+            now.tested, now.vectors, now.has_prototype = copy.deepcopy((models, vectors, more.get("has_prototype")))
             now.scores = test(models, vectors, t, args, **more)
             return now.scores
 
@@ -79,10 +79,10 @@ def play(run, monkeypatch):
     return go
 
 
-def check_tested(now, vectors, known=None):
+def check_tested(now, vectors, has_prototype=None):
     """The round tests all clients' own models, with these vectors."""
     assert [client.id for client in now.tested] == list(range(K))
-    near((now.vectors, now.known), (vectors, known))
+    near((now.vectors, now.has_prototype), (vectors, has_prototype))
 
 
 def average_model(now):
@@ -112,27 +112,27 @@ def stacked(now, name):
 
 def test_fedproto_round(play):
     """Eq. 3 averages the participants' prototypes; an absent class keeps its own."""
-    prototypes, known = torch.zeros(C, D), torch.zeros(C, dtype=torch.bool)
+    prototypes, has_prototype = torch.zeros(C, D), torch.zeros(C, dtype=torch.bool)
     for now in play("fedproto"):
-        near(now.given, (prototypes, known))
-        down = len(now.chosen) * known.sum() * D
+        near(now.given, (prototypes, has_prototype))
+        down = len(now.chosen) * has_prototype.sum() * D
         averages, uploaded = fedproto.weighted_mean(stacked(now, "prototypes"), stacked(now, "counts"))
         prototypes[uploaded] = averages[uploaded]
-        known |= uploaded
+        has_prototype |= uploaded
         assert now.traffic == (classes_sent(now) * (D + 1), down)
-        check_tested(now, prototypes, known)
+        check_tested(now, prototypes, has_prototype)
 
 
-def test_fedproto_saves_and_draws_known_classes_only(run, monkeypatch):
+def test_fedproto_draws_only_classes_with_a_prototype(run, monkeypatch):
     """The zeros of a class that nobody has had are no prototype."""
     drawn = {}
     monkeypatch.setattr(fedproto, "load_dataset", lambda args: small_dataset())
     monkeypatch.setattr(fedproto, "draw_pictures", lambda *_, **given: drawn.update(given))
     folder = run("fedproto", FLAGS, "--rounds 1 --participation 0.25 --checkpoint-every 1").folder
-    prototypes, known = checkpoint(folder)["state"]
-    assert 0 < known.sum() < C
-    assert drawn["labels"].tolist() == known.nonzero().flatten().tolist()
-    assert drawn["prototypes"].equal(prototypes[known])
+    prototypes, has_prototype = checkpoint(folder)["state"]
+    assert 0 < has_prototype.sum() < C
+    assert drawn["labels"].tolist() == has_prototype.nonzero().flatten().tolist()
+    assert drawn["prototypes"].equal(prototypes[has_prototype])
 
 
 def test_fedsa_round(play):
@@ -293,11 +293,11 @@ def test_workers_give_results_in_the_clients_order(workers, threads, monkeypatch
     for i, n in enumerate((3, 9, 5, 7, 2, 8, 6, 1, 4, 12, 11, 10)):
         clients.append(common.Client(i, common.Images(None, torch.zeros(n)), net=torch.nn.Linear(1, 1)))
 
-    def update(client, number):
+    def update(client, number, args):
         meeting.wait(timeout=10)  # for so many clients at the same time
         client.net(torch.ones(1)).backward()
         return client.id + number
-    assert common.for_each_client(update, clients, 10, workers=workers) == list(range(10, 22))
+    assert common.for_each_client(update, clients, 10, SimpleNamespace(workers=workers)) == list(range(10, 22))
     assert all(client.net.weight.grad is None for client in clients)
 
 
@@ -325,7 +325,7 @@ def test_client_update(script, monkeypatch):
                            weight_decay=0.01, augment=False, prox=0.8)
     given = [torch.rand(3, 4)]  # prototypes or anchors
     if script == "fedproto":
-        given.append(torch.ones(3) > 0)  # known
+        given.append(torch.ones(3) > 0)  # has_prototype
 
     def local_loss(net, x, y, *rest):
         assert all(one is other for one, other in zip(rest, given)) and rest[-1] is args
@@ -358,6 +358,13 @@ def test_client_update(script, monkeypatch):
 
 
 # --- who has which images ---------------------------------------------------------------------------
+
+def test_held_back_share_of_0_7():
+    """(1 - 0.7) * 10 is a little more than 3, but a client with ten images trains on three."""
+    args = arguments("fedfm", "--device cpu --partition iid --clients 1")
+    (_, train, held), = common.divide(small_dataset(), torch.arange(10), 0.7, args)
+    assert (len(train.y), len(held.y)) == (3, 7)
+
 
 @pytest.mark.parametrize("flags", ["iid", "dirichlet --beta 5", "domain --domain-fraction 0.4"])
 @pytest.mark.parametrize("script, share", [("fedproto", 0.25), ("fedlsa", 0.0), ("fedfm", 0.25)])

@@ -13,11 +13,11 @@ sys.path.insert(0, ".")  # the folder of common.py, where the command is typed
 import common
 
 
-def by_cosine(z, prototypes, known=None):
+def by_cosine(z, prototypes, has_prototype=None):
     """The class of the prototype with the smallest angle. Shapes as in common.nearest_prototype."""
     cosine = F.normalize(z, dim=1) @ F.normalize(prototypes, dim=1).T
-    if known is not None:
-        cosine = cosine.masked_fill(~known, -2)
+    if has_prototype is not None:
+        cosine = cosine.masked_fill(~has_prototype, -2)
     return cosine.argmax(1)
 
 

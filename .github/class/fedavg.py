@@ -42,7 +42,7 @@ def main(args):
         for client in chosen:
             client.net.load_state_dict(net.state_dict())
         # [client_update(client, t, args) for client in chosen], but in parallel
-        uploads = for_each_client(client_update, chosen, t, args, workers=args.workers)
+        uploads = for_each_client(client_update, chosen, t, args)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
         net.load_state_dict(average(models, num_images))
