@@ -82,8 +82,9 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down, **server_log)
         run.checkpoint(t)
 
+    results = summarize(run)
     draw_pictures(run, data, clients, prototypes=anchors, net=net, tests=tests)
-    return summarize(run)
+    return results
 
 
 # --- the client -------------------------------------------------------------------------------------

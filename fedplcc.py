@@ -92,8 +92,9 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down, prototypes=len(prototypes.vectors))
         run.checkpoint(t, tuple(prototypes))
 
+    results = summarize(run)
     draw_pictures(run, data, clients, prototypes=prototypes.vectors, labels=prototypes.labels, net=net, tests=tests)
-    return summarize(run)
+    return results
 
 
 def no_prototypes(D, device):

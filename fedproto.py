@@ -72,8 +72,9 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, (prototypes, has_prototype))
 
+    results = summarize(run)
     draw_pictures(run, data, clients, prototypes=prototypes[has_prototype], labels=has_prototype.nonzero().flatten())
-    return summarize(run)
+    return results
 
 
 # --- the client -------------------------------------------------------------------------------------

@@ -77,8 +77,9 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, anchors)
 
+    results = summarize(run)
     draw_pictures(run, data, clients, prototypes=anchors)
-    return summarize(run)
+    return results
 
 
 # --- the client -------------------------------------------------------------------------------------

@@ -77,8 +77,9 @@ def main(args):
                    last_batch_loss=server_losses[-1], margin=margin)  # the authors' "Server loss" is the last batch's
         run.checkpoint(t)
 
+    results = summarize(run)
     draw_pictures(run, data, clients, prototypes=prototypes)
-    return summarize(run)
+    return results
 
 
 # --- the client -------------------------------------------------------------------------------------

@@ -53,8 +53,9 @@ def main(args):
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t)
 
+    results = summarize(run)
     draw_pictures(run, data, clients, net=net, tests=tests)
-    return summarize(run)
+    return results
 
 
 # --- the client -------------------------------------------------------------------------------------
