@@ -38,240 +38,8 @@ import torch
 import torch.nn.functional as F
 
 from common import (Run, average, build_net, draw_pictures, evaluate_global, extract, for_each_client, load_dataset,
-                    make_federation, minibatches, model_size, not_negative, participants, positive, run_script, share,
-                    summarize)
-
-
-class Clusters(NamedTuple):
-    vectors: torch.Tensor  # (J, D) means of clusters
-    labels: torch.Tensor   # (J,) the class of each
-    sizes: torch.Tensor    # (J,) how many images are in each; the paper calls them weights, W_local and W_global
-
-
-class Prototypes(NamedTuple):
-    vectors: torch.Tensor  # (G, D) means of clusters of all clients
-    labels: torch.Tensor   # (G,) the class of each
-    weights: torch.Tensor  # (G,) W_g of Eq. 11; all 1 with --uniform-weights
-
-
-class Upload(NamedTuple):
-    model: dict            # the trained model's state_dict
-    clusters: Clusters
-    loss: torch.Tensor     # mean over the client's batches, for the log
-
-
-def main(args):
-    data = load_dataset(args)
-    net = build_net(data, args)                                       # the global model
-    clients, tests = make_federation(data, net, args)
-    D, net_size = args.feature_dim, model_size(net)
-    fedavg = args.lam_contra == 0 and lambda_2(args) == 0             # then no prototypes are sent
-
-    run = Run(args, modules=[net])                                    # modules: the models to checkpoint
-    state = run.resume(no_prototypes(D, args.device))                 # with --resume: from the checkpoint
-    prototypes = Prototypes(*state)
-
-    for t in run.rounds():
-        chosen = participants(clients, t, args)
-        down = len(chosen) * (net_size + len(prototypes.vectors) * (D + 1))
-        for client in chosen:
-            client.net.load_state_dict(net.state_dict())
-        # [client_update(client, prototypes, t, args) for client in chosen], but in parallel
-        uploads = for_each_client(client_update, chosen, prototypes, t, args)
-
-        models = [upload.model for upload in uploads]
-        num_images = [len(client.train.y) for client in chosen]
-        net.load_state_dict(average(models, num_images))
-        up = len(chosen) * net_size
-        if not fedavg:
-            clusters = [upload.clusters for upload in uploads]
-            prototypes = global_prototypes(clusters, args)                                 # Eqs. 10, 11
-            up += sum(len(upload.clusters.vectors) for upload in uploads) * (D + 1)
-
-        scores = evaluate_global(net, tests, t, args)
-        run.report(t, scores, [upload.loss for upload in uploads], up, down, prototypes=len(prototypes.vectors))
-        run.checkpoint(t, tuple(prototypes))
-
-    results = summarize(run)
-    draw_pictures(run, data, clients, prototypes=prototypes.vectors, labels=prototypes.labels, net=net, tests=tests)
-    return results
-
-
-def no_prototypes(D, device):
-    """G = 0 prototypes: vectors (0, D), labels (0,), weights (0,)."""
-    labels = torch.zeros(0, dtype=torch.long, device=device)
-    return Prototypes(torch.zeros(0, D, device=device), labels, torch.zeros(0, device=device))
-
-
-# --- the client -------------------------------------------------------------------------------------
-
-def client_update(client, prototypes, t, args):
-    """Train the client's copy of the global model for E epochs (Eq. 4), then cluster its features (Eq. 9) -> Upload."""
-    client.net.train()
-    optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay, fused=True)
-    losses = []
-    for x, y in minibatches(client, t, args):
-        loss = local_loss(client.net, x, y, prototypes, args)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-
-    clusters = local_clusters(client.net, client.train)                                    # Eq. 9; unused with FedAvg
-    return Upload(client.net.state_dict(), clusters, torch.stack(losses).mean())
-
-
-def local_loss(net, x, y, prototypes, args):
-    """Eq. 4 on a batch. x (B, 3, height, width) uint8, y (B,) -> scalar.
-
-    Eq. 5 is a mean over the batch, Eqs. 6 and 8 over the samples whose class has a prototype."""
-    z = net.features(x)
-    cross_entropy = F.cross_entropy(net.classifier(z), y)                                  # Eq. 5
-    if len(prototypes.vectors) == 0:                                  # in round 1, and with FedAvg
-        return cross_entropy
-
-    same_class = prototypes.labels == y[:, None]                      # (B, G): is prototype g of sample b's class?
-    has_prototype = same_class.any(1)                                 # (B,)
-    s = similarity(z, prototypes.vectors, args.alpha)                                      # Eq. 7
-    l_contra = contrast(s, same_class, prototypes.weights, args.tau)                       # Eq. 6
-    l_corr = attraction(s, same_class, prototypes.weights, args.phi)                       # Eq. 8
-    terms = args.lam_contra * l_contra + lambda_2(args) * l_corr                           # (B,)
-    return cross_entropy + (terms * has_prototype).sum() / has_prototype.sum().clamp(min=1)
-
-
-def lambda_2(args):
-    """λ2: --lam-corr, or the paper's 10 λ1."""
-    if args.lam_corr is not None:
-        return args.lam_corr
-    return 10 * args.lam_contra
-
-
-def similarity(z, vectors, alpha):
-    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. We clamp them at 1e-6,
-    because the gradient at 0 is infinite if α < 1.
-
-    z (B, D), vectors (G, D) -> (B, G)."""
-    cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
-    return cosine.clamp(min=1e-6) ** alpha
-
-
-def contrast(s, same_class, weights, tau):
-    """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s/τ) W_g / Σ_g exp(s/τ) W_g ).
-
-    s (B, G), same_class (B, G) bool, weights (G,) -> (B,); ignore samples whose class has no prototype."""
-    logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    # not -inf: a sample whose class has no prototype would have loss inf, and inf · 0 is nan
-    own_logits = logits.masked_fill(~same_class, -1e9)
-    return logits.logsumexp(1) - own_logits.logsumexp(1)
-
-
-def attraction(s, same_class, weights, phi):
-    """L_corr, Eq. 8, of each sample: −Σ of the ⌈φ n⌉ largest s_α W_g among the n prototypes of its class.
-
-    s (B, G), same_class (B, G) bool, weights (G,) -> (B,)."""
-    ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
-    rank = torch.arange(len(weights), device=s.device)
-    n = same_class.sum(1)                                                    # (B,)
-    num_kept = (phi * n * (1 - 1e-6)).ceil()                                 # ⌈φ n⌉; in float32 0.3 · 50 is above 15
-    kept = rank < num_kept[:, None]
-    return -(ranked * kept).sum(1)
-
-
-def local_clusters(net, images):
-    """Eq. 9: the features of a client's training images, in eval mode, clustered class by class -> Clusters."""
-    features = extract(net, images.x)
-    one_image_each = torch.ones(len(features), device=features.device)
-    return cluster_by_class(features, images.y, one_image_each)
-
-
-# --- the server -------------------------------------------------------------------------------------
-
-def global_prototypes(uploaded, args):
-    """Eqs. 10 and 11: cluster the clients' cluster means, class by class, and weight the results.
-
-    uploaded: [Clusters], one for each participant -> Prototypes; all weights are 1 with --uniform-weights."""
-    vectors = torch.cat([clusters.vectors for clusters in uploaded])
-    labels = torch.cat([clusters.labels for clusters in uploaded])
-    sizes = torch.cat([clusters.sizes for clusters in uploaded])
-    merged = cluster_by_class(vectors, labels, sizes, args.weighted_means)                 # Eq. 10
-    weights = prototype_weights(merged.sizes, merged.labels)                               # Eq. 11
-    if args.uniform_weights:
-        weights = torch.ones_like(weights)
-    return Prototypes(merged.vectors, merged.labels, weights)
-
-
-def prototype_weights(sizes, labels):
-    """Eq. 11: W_g, the share of its class's images that a prototype stands for. sizes (G,), labels (G,) -> (G,)."""
-    images_of_class = torch.bincount(labels, weights=sizes)           # (C,)
-    return sizes / images_of_class[labels]
-
-
-# --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -----------------------------------------------
-
-def cluster_by_class(x, y, sizes, weighted_means=False):
-    """FINCH* on the vectors of each class: cluster them with FINCH, then sum up the sizes in each cluster.
-
-    x (N, D), y (N,), sizes (N,): how many images each vector stands for -> Clusters. A cluster's vector is the plain
-    mean of its members, or with weighted_means their mean weighted by size."""
-    # float64: in float32 cosines of nearly equal features round to 1, and the nearest is a tie
-    # CPU: connected_components is a Python loop
-    device = x.device
-    x, y, sizes = x.cpu().double(), y.cpu(), sizes.cpu().double()
-    weights = sizes if weighted_means else torch.ones(len(x)).double()
-
-    vectors, labels, cluster_sizes = [], [], []
-    for c in y.unique():
-        of_class = y == c
-        cluster = finch(x[of_class], weights[of_class])
-        means = cluster_means(x[of_class], cluster, weights[of_class])
-        vectors.append(means)
-        labels.append(c.repeat(len(means)))                           # class c, once per cluster
-        cluster_sizes.append(torch.bincount(cluster, weights=sizes[of_class]))
-    return Clusters(torch.cat(vectors).float().to(device), torch.cat(labels).to(device),
-                    torch.cat(cluster_sizes).float().to(device))
-
-
-def finch(x, weights):
-    """Cluster the vectors, then the clusters' means, and so on. The first pass is always kept, a later one only if it
-    leaves at least two clusters.
-
-    x (N, D), weights (N,) of the vectors in the means, all 1 for plain FINCH -> cluster numbers (N,) from 0."""
-    cluster = first_neighbour_clusters(x)
-    while True:
-        means = cluster_means(x, cluster, weights)
-        coarser = first_neighbour_clusters(means)[cluster]
-        if coarser.max() == 0:                                        # all vectors in one cluster
-            return cluster
-        cluster = coarser
-
-
-def cluster_means(x, cluster, weights):
-    """Weighted mean of the vectors of each cluster. x (N, D), cluster (N,), weights (N,) -> (J, D)."""
-    member = F.one_hot(cluster).to(x.dtype)                           # (N, J)
-    total = member.T @ weights                                        # (J,)
-    return member.T @ (x * weights[:, None]) / total[:, None]
-
-
-def first_neighbour_clusters(x):
-    """Link each vector to its nearest other one by cosine. Connected vectors are a cluster. A class with one vector is
-    one cluster.
-
-    x (N, D) -> cluster numbers (N,) from 0."""
-    unit = F.normalize(x, dim=1)
-    nearest = (unit @ unit.T).fill_diagonal_(-2).argmax(1)            # -2: below any cosine, so not itself
-    return connected_components(nearest)
-
-
-def connected_components(nearest):
-    """nearest (N,): vector i is linked to vector nearest[i] -> the component's number of each vector (N,), from 0."""
-    label = torch.arange(len(nearest))                                # at first each vector is a component
-    for i, j in enumerate(nearest.tolist()):
-        linked = (label == label[i]) | (label == label[j])            # the components of i and j
-        label[linked] = label[linked].min()                           # become one
-    _, number = torch.unique(label, return_inverse=True)
-    return number
-
+                    make_federation, mean_where, minibatches, model_size, not_negative, participants, positive, run_script,
+                    share, summarize)
 
 # --- settings ---------------------------------------------------------------------------------------
 
@@ -308,6 +76,238 @@ SETTINGS = {
     "glyphs": dict(BASE, images_per_class=20, image_size=32, rounds=8, local_epochs=5, checkpoint_every=0),
 }
 
+
+# --- the rounds -------------------------------------------------------------------------------------
+
+class Clusters(NamedTuple):
+    vectors: torch.Tensor  # (J, D) means of clusters
+    labels: torch.Tensor   # (J,) the class of each
+    sizes: torch.Tensor    # (J,) how many images are in each; the paper calls them weights, W_local and W_global
+
+
+class Prototypes(NamedTuple):
+    vectors: torch.Tensor  # (G, D) means of clusters of all clients
+    labels: torch.Tensor   # (G,) the class of each
+    weights: torch.Tensor  # (G,) W_g of Eq. 11; all 1 with --uniform-weights
+
+
+class Upload(NamedTuple):
+    model: dict            # the trained model's state_dict
+    clusters: Clusters     # of its features; None with FedAvg
+    loss: torch.Tensor     # mean over the client's batches, for the log
+
+
+def main(args):
+    data = load_dataset(args)
+    net = build_net(data, args)                                       # the global model
+    clients, tests = make_federation(data, net, args)
+    D, net_size = args.feature_dim, model_size(net)
+    if args.lam_corr is None:
+        args.lam_corr = 10 * args.lam_contra                          # λ2 = 10 λ1
+    fedavg = args.lam_contra == 0 and args.lam_corr == 0              # then there are no prototypes
+
+    run = Run(args, modules=[net])                                    # modules: the models to checkpoint
+    state = run.resume(no_prototypes(D, args.device))                 # with --resume: from the checkpoint
+    prototypes = Prototypes(*state)
+
+    for t in run.rounds():
+        chosen = participants(clients, t, args)
+        down = len(chosen) * (net_size + len(prototypes.vectors) * (D + 1))
+        for client in chosen:
+            client.net.load_state_dict(net.state_dict())
+        given = None if fedavg else prototypes
+        # [client_update(client, given, t, args) for client in chosen], but in parallel
+        uploads = for_each_client(client_update, chosen, given, t, args)
+
+        models = [upload.model for upload in uploads]
+        num_images = [len(client.train.y) for client in chosen]
+        net.load_state_dict(average(models, num_images))
+        up = len(chosen) * net_size
+        if not fedavg:
+            prototypes = global_prototypes(uploads, args)                                  # Eqs. 10, 11
+            up += sum(len(upload.clusters.vectors) for upload in uploads) * (D + 1)
+
+        scores = evaluate_global(net, tests, t, args)
+        run.report(t, scores, [upload.loss for upload in uploads], up, down, prototypes=len(prototypes.vectors))
+        run.checkpoint(t, tuple(prototypes))
+
+    results = summarize(run)
+    draw_pictures(run, data, clients, prototypes=prototypes.vectors, labels=prototypes.labels, net=net, tests=tests)
+    return results
+
+
+def no_prototypes(D, device):
+    """G = 0 prototypes: vectors (0, D), labels (0,), weights (0,)."""
+    labels = torch.zeros(0, dtype=torch.long, device=device)
+    return Prototypes(torch.zeros(0, D, device=device), labels, torch.zeros(0, device=device))
+
+
+# --- the client -------------------------------------------------------------------------------------
+
+def client_update(client, prototypes, t, args):
+    """Train the client's copy of the global model for E epochs (Eq. 4), then cluster its features (Eq. 9) -> Upload.
+    prototypes: Prototypes, or None with FedAvg."""
+    client.net.train()
+    optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
+                                weight_decay=args.weight_decay, fused=True)
+    losses = []
+    for x, y in minibatches(client, t, args):
+        loss = local_loss(client.net, x, y, prototypes, args)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+
+    clusters = None
+    if prototypes is not None:
+        clusters = local_clusters(client.net, client.train)                                # Eq. 9
+    return Upload(client.net.state_dict(), clusters, torch.stack(losses).mean())
+
+
+def local_loss(net, x, y, prototypes, args):
+    """Eq. 4 on a batch: Eq. 5 is a mean over the batch, Eqs. 6 and 8 over the samples whose class has a prototype.
+
+    x (B, 3, height, width) uint8, y (B,), prototypes: Prototypes, or None with FedAvg -> scalar."""
+    z = net.features(x)
+    cross_entropy = F.cross_entropy(net.classifier(z), y)                                  # Eq. 5
+    if prototypes is None or len(prototypes.vectors) == 0:            # FedAvg; round 1
+        return cross_entropy
+
+    same_class = prototypes.labels == y[:, None]                      # (B, G): is prototype g of sample b's class?
+    has_prototype = same_class.any(1)                                 # (B,)
+    s = similarity(z, prototypes.vectors, args.alpha)                                      # Eq. 7
+    l_contra = contrast(s, same_class, prototypes.weights, args.tau)                       # Eq. 6
+    l_corr = attraction(s, same_class, prototypes.weights, args.phi)                       # Eq. 8
+    terms = args.lam_contra * l_contra + args.lam_corr * l_corr                            # (B,)
+    return cross_entropy + mean_where(terms, has_prototype)
+
+
+def similarity(z, vectors, alpha):
+    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. We clamp them at 1e-6,
+    because the gradient at 0 is infinite if α < 1; below 1e-6 it is 0.
+
+    z (B, D), vectors (G, D) -> (B, G)."""
+    cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
+    return cosine.clamp(min=1e-6) ** alpha
+
+
+def contrast(s, same_class, weights, tau):
+    """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s/τ) W_g / Σ_g exp(s/τ) W_g ).
+
+    s (B, G), same_class (B, G) bool, weights (G,) -> (B,); ignore samples whose class has no prototype."""
+    logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
+    own_logits = logits.masked_fill(~same_class, -1e9)                # not -inf, see mean_where
+    return logits.logsumexp(1) - own_logits.logsumexp(1)
+
+
+def attraction(s, same_class, weights, phi):
+    """L_corr, Eq. 8, of each sample: −Σ of the ⌈φ n⌉ largest s_α W_g among the n prototypes of its class.
+
+    s (B, G), same_class (B, G) bool, weights (G,) -> (B,)."""
+    ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
+    rank = torch.arange(len(weights), device=s.device)
+    n = same_class.sum(1)                                                    # (B,)
+    num_kept = (phi * n * (1 - 1e-6)).ceil()                                 # ⌈φ n⌉; in float32 0.3 · 50 is above 15
+    kept = rank < num_kept[:, None]
+    return -(ranked * kept).sum(1)
+
+
+def local_clusters(net, images):
+    """Eq. 9: the features of a client's training images, in eval mode, clustered class by class -> Clusters."""
+    features = extract(net, images.x)
+    one_image_each = torch.ones(len(features), device=features.device)
+    return cluster_by_class(features, images.y, one_image_each)
+
+
+# --- the server -------------------------------------------------------------------------------------
+
+def global_prototypes(uploads, args):
+    """Eqs. 10 and 11: cluster the means of this round's uploaded clusters, class by class, and weight the results.
+
+    uploads: [Upload] -> Prototypes; all weights are 1 with --uniform-weights."""
+    vectors = torch.cat([upload.clusters.vectors for upload in uploads])
+    labels = torch.cat([upload.clusters.labels for upload in uploads])
+    sizes = torch.cat([upload.clusters.sizes for upload in uploads])
+    merged = cluster_by_class(vectors, labels, sizes, args.weighted_means)                 # Eq. 10
+    weights = prototype_weights(merged.sizes, merged.labels)                               # Eq. 11
+    if args.uniform_weights:
+        weights = torch.ones_like(weights)
+    return Prototypes(merged.vectors, merged.labels, weights)
+
+
+def prototype_weights(sizes, labels):
+    """Eq. 11: W_g, the share of its class's images that a prototype stands for. sizes (G,), labels (G,) -> (G,)."""
+    images_of_class = torch.bincount(labels, weights=sizes)           # (C,)
+    return sizes / images_of_class[labels]
+
+
+# --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -----------------------------------------------
+
+def cluster_by_class(x, y, sizes, weighted_means=False):
+    """FINCH*: cluster the vectors of each class with FINCH, and sum up the sizes in each cluster.
+
+    x (N, D), y (N,), sizes (N,): how many images each vector stands for -> Clusters. In a cluster's mean each vector
+    counts once or, with weighted_means, once for each of its images."""
+    # float64: in float32 cosines of nearly equal features round to 1, and the nearest is a tie
+    # CPU: connected_components is a Python loop
+    device = x.device
+    x, y, sizes = x.cpu().double(), y.cpu(), sizes.cpu().double()
+    copies = sizes if weighted_means else torch.ones_like(sizes)
+
+    vectors, labels, cluster_sizes = [], [], []
+    for c in y.unique():
+        of_class = y == c
+        cluster = finch(x[of_class], copies[of_class])
+        means = cluster_means(x[of_class], cluster, copies[of_class])
+        vectors.append(means)
+        labels.append(c.repeat(len(means)))                           # class c, once per cluster
+        cluster_sizes.append(torch.bincount(cluster, weights=sizes[of_class]))
+    return Clusters(torch.cat(vectors).float().to(device), torch.cat(labels).to(device),
+                    torch.cat(cluster_sizes).float().to(device))
+
+
+def finch(x, copies):
+    """Cluster the vectors, then the clusters' means, and so on. The first pass is always kept, a later one only if it
+    leaves at least two clusters.
+
+    x (N, D), copies (N,) as in cluster_means, all 1 in plain FINCH -> cluster numbers (N,) from 0."""
+    cluster = first_neighbour_clusters(x)
+    while True:
+        means = cluster_means(x, cluster, copies)
+        coarser = first_neighbour_clusters(means)[cluster]
+        if coarser.max() == 0:                                        # all vectors in one cluster
+            return cluster
+        cluster = coarser
+
+
+def cluster_means(x, cluster, copies):
+    """Mean vector of each cluster. x (N, D), cluster (N,): each vector's cluster, copies (N,): how many times each
+    vector counts -> (J, D)."""
+    member = F.one_hot(cluster).to(x.dtype)                           # (N, J)
+    total = member.T @ copies                                         # (J,)
+    return member.T @ (x * copies[:, None]) / total[:, None]
+
+
+def first_neighbour_clusters(x):
+    """Link each vector to its nearest other one by cosine. Connected vectors form a cluster; a single vector is one.
+
+    x (N, D) -> cluster numbers (N,) from 0."""
+    unit = F.normalize(x, dim=1)
+    nearest = (unit @ unit.T).fill_diagonal_(-2).argmax(1)            # -2: below any cosine, so not itself
+    return connected_components(nearest)
+
+
+def connected_components(nearest):
+    """nearest (N,): vector i is linked to vector nearest[i] -> the component's number of each vector (N,), from 0."""
+    component = torch.arange(len(nearest))                            # at first each vector is one of its own
+    for i, j in enumerate(nearest.tolist()):
+        linked = (component == component[i]) | (component == component[j])  # the components of i and j
+        component[linked] = component[linked].min()                   # become one
+    _, number = torch.unique(component, return_inverse=True)
+    return number
+
+
+# --- flags ------------------------------------------------------------------------------------------
 
 def add_flags(group):
     group.add_argument("--lam-contra", type=not_negative,

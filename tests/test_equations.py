@@ -307,14 +307,8 @@ def test_fedplcc_eq4_local_loss():
     agree_with_gradient(net, fedplcc.local_loss(net, x, y, prototypes, args), want)
 
     other_class = prototypes._replace(labels=labels * 0 + 5)  # no sample of the batch is of it
-    for without in (other_class, fedplcc.no_prototypes(3, "cpu")):
+    for without in (other_class, fedplcc.no_prototypes(3, "cpu"), None):
         agree_with_gradient(net, fedplcc.local_loss(net, x, y, without, args), entropy)
-
-
-def test_fedplcc_eq4_lambda_2():
-    """λ2 is 10 λ1 unless it is typed."""
-    assert fedplcc.lambda_2(SimpleNamespace(lam_contra=20.0, lam_corr=None)) == 200
-    assert fedplcc.lambda_2(SimpleNamespace(lam_contra=20.0, lam_corr=0.0)) == 0
 
 
 def test_fedfm_eq10_local_loss():
@@ -575,10 +569,11 @@ def test_fedplcc_eq10_global_prototypes(uniform, weighted):
     """The server clusters all clients' clusters; --uniform-weights sets weights to 1; --weighted-means counts sizes in
     the means as well."""
     vectors, labels, sizes = torch.rand(9, 3), torch.arange(9) % 2, torch.arange(1.0, 10.0)
-    one = fedplcc.Clusters(vectors[:4], labels[:4], sizes[:4])
-    other = fedplcc.Clusters(vectors[4:], labels[4:], sizes[4:])
+    uploads = []
+    for part in slice(4), slice(4, 9):
+        uploads.append(SimpleNamespace(clusters=fedplcc.Clusters(vectors[part], labels[part], sizes[part])))
     args = SimpleNamespace(uniform_weights=uniform, weighted_means=weighted)
-    got = fedplcc.global_prototypes([one, other], args)
+    got = fedplcc.global_prototypes(uploads, args)
     union = fedplcc.cluster_by_class(vectors, labels, sizes, weighted)
     weights = fedplcc.prototype_weights(union.sizes, union.labels)
     if uniform:

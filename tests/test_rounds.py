@@ -4,6 +4,7 @@ which images clients and server have."""
 
 import copy
 import functools
+import json
 import math
 import os
 import threading
@@ -192,10 +193,17 @@ def test_fedplcc_round(flags, play):
         near(now.given, (prototypes,))
         model = check_models(now, model)
         down = 3 * (size + len(prototypes.vectors) * (D + 1))
-        clusters = [upload.clusters for upload in now.sent]
-        prototypes = fedplcc.global_prototypes(clusters, now.args)
+        prototypes = fedplcc.global_prototypes(now.sent, now.args)
         assert now.row["prototypes"] == len(prototypes.vectors)
-        assert now.traffic == (3 * size + sum(len(some.vectors) for some in clusters) * (D + 1), down)
+        assert now.traffic == (3 * size + sum(len(upload.clusters.vectors) for upload in now.sent) * (D + 1), down)
+
+
+@pytest.mark.parametrize("words, want", [("--lam-contra 2", 20), ("--lam-contra 2 --lam-corr 0", 0)])
+def test_fedplcc_eq4_lambda_2(words, want, run, monkeypatch):
+    """λ2 is 10 λ1 unless it is typed, and args.json has the value that was used."""
+    monkeypatch.setattr(fedplcc, "load_dataset", lambda args: small_dataset())
+    folder = run("fedplcc", FLAGS, "--rounds 1", words).folder
+    assert json.loads((folder / "args.json").read_text())["lam_corr"] == want
 
 
 def anchors_by(models, now, anchors):
@@ -269,8 +277,9 @@ def test_fedavg_round(script, flags, play):
         size = common.model_size(now.tested)
         assert now.traffic == (3 * size, 3 * size)
         assert "server_loss" not in now.row
-        if script in ("fedlsa", "fedfm"):
-            near(now.given, (None,))
+        near(now.given, (None,))
+        if script == "fedplcc":  # no time is spent on clustering
+            assert all(upload.clusters is None for upload in now.sent)
 
 
 @pytest.mark.parametrize("dataset, mean, std", [
