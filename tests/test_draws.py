@@ -128,6 +128,7 @@ def test_augment_is_drawn_by_seed_round_and_client(monkeypatch):
         net = common.Net(torch.nn.Flatten(), torch.nn.Linear(4, 2), 4, 2)
         fedfm.client_update(common.Client(i, images, net=net), None, t, args)
     assert seen[:2] == seen[2:4] and len(set(seen)) == 8
+    assert seen[0] == pytest.approx(common.generator(0, "augment", 1, 0).random())
 
 
 def test_cluster_quality_is_of_the_classes(monkeypatch, capsys):

@@ -73,6 +73,12 @@ def test_networks_of_torchvision(name, parameters):
         assert not isinstance(layer, torch.nn.Dropout) or layer.p == 0
 
 
+def test_googlenet_begins_with_small_weights():
+    """As torchvision's GoogLeNet does with init_weights; torch's own weights are five times as large."""
+    googlenet = common.build_extractor("googlenet", 28, small_stem=False)
+    assert googlenet.conv1.conv.weight.std().item() == pytest.approx(0.01, rel=0.1)
+
+
 def test_small_resnets_and_stems():
     """Each stage doubles the width; a small stem keeps the image's size."""
     with torch.device("meta"):
@@ -97,6 +103,15 @@ def test_groups_deal_architectures_by_number():
     """Client i gets model i mod n of its group, and with HtC4 classifier i mod 4."""
     for i, name in (0, "cnn4"), (1, "googlenet"), (2, "mobilenet_v2"), (7, "resnet152"), (8, "cnn4"):
         assert common.architecture("htfe8", i) == (name, [])
+    for group, want in {  # FedTGP's "Implementation Details"; htfe5 is from FedSA's code
+        "htfe2": "cnn4 resnet18",
+        "htfe3": "resnet10 resnet18 resnet34",
+        "htfe4": "cnn4 googlenet mobilenet_v2 resnet18",
+        "htfe5": "cnn4 resnet10 resnet18 resnet34 resnet50",
+        "htfe9": "resnet4 resnet6 resnet8 resnet10 resnet18 resnet34 resnet50 resnet101 resnet152",
+    }.items():
+        names = want.split()
+        assert [common.architecture(group, i)[0] for i in range(len(names) + 1)] == names + names[:1]
     for i, hidden in (0, []), (1, [512]), (2, [256]), (3, [128]), (4, []):
         assert common.architecture("res34-htc4", i) == ("resnet34", hidden)
 

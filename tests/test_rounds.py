@@ -326,15 +326,15 @@ def test_client_update(script, monkeypatch):
     """Training follows the flags: SGD in train mode, with its momentum empty at the start of a round."""
     module = __import__(script)
     extractor = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(4))
-    net = common.Net(extractor, torch.nn.Linear(4, 3), 4, 3)
+    net = common.Net(extractor, torch.nn.Linear(4, 4), 4, 4)
     again = copy.deepcopy(net)
-    y = torch.tensor([0, 1, 0, 1, 1, 0, 1, 1, 1, 0, 1, 0, 0])
+    y = torch.tensor([0, 1, 0, 1, 1, 0, 1, 1, 2, 0, 1, 0, 0])  # a single image of class 2 and none of class 3
     client = common.Client(2, common.Images(torch.randint(256, (13, 3, 2, 2)).byte(), y), net=net)
     args = SimpleNamespace(seed=0, local_epochs=2, batch_size=5, batches="full", lr=0.1, momentum=0.9,
                            weight_decay=0.01, augment=False, prox=0.8)
-    given = [torch.rand(3, 4)]  # prototypes or anchors
+    given = [torch.rand(4, 4)]  # prototypes or anchors
     if script == "fedproto":
-        given.append(torch.ones(3) > 0)  # has_prototype
+        given.append(torch.ones(4) > 0)  # has_prototype
 
     def local_loss(net, x, y, *rest):
         assert all(one is other for one, other in zip(rest, given)) and rest[-1] is args

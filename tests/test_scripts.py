@@ -171,7 +171,7 @@ BAD = {  # what the line says: command lines, in which the last flag is the bad 
 def test_bad_input_is_one_line_and_status_2(words, says, refused, tmp_path):
     """The line names the flag, and no run folder is made."""
     script = words.split()[0] if words.startswith("fed") else "fedproto"
-    error = refused(script, "--image-size 24", words.removeprefix(script))
+    error = refused(script, "--image-size 24 --rounds 1", words.removeprefix(script))
     assert says in error and re.findall(r"--[a-z-]+", words)[-1] in error
     assert not (tmp_path / "runs").exists()
 
