@@ -1,36 +1,34 @@
 """FedFM: Anchor-based Feature Matching for Data Heterogeneity in Federated Learning.
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
-With heterogeneous data each client learns its own feature space. These spaces do not match, classes overlap in them,
-and the average of the clients' models suffers. FedFM gives all clients the same anchors, the mean feature vector of
-each class. Each client pulls its features toward the anchor of their class and away from the others.
+Clients with different data learn different feature spaces, and the average of their models suffers. FedFM gives all
+clients the same anchors, the mean feature vector of each class. Each client pulls its features toward the anchor of
+their class and away from the others.
 
 One round (C_k classes at client k, D features, |w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
-  3. The server averages them, weighted by the counts, and sends the anchors (Eq. 9).  D floats per anchor to each
-  4. Each participant trains the model on cross-entropy + λ · contrastive guiding (Eqs. 2 and 10, Section IV-C).
-  5. It sends the model, and the server averages the models (Eq. 11).                  |w| floats
-The global model is then tested on the server's test images. Rounds 1 to T_s are FedAvg: steps 1, 4 without λ, and 5.
+  3. The server averages them, weighted by the counts (Eq. 9), and sends the anchors.  D floats per anchor to each
+  4. Each participant trains on cross-entropy + λ · contrastive guiding (Eqs. 2 and 10, Section IV-C).
+  5. It sends its model, and the server averages the models (Eq. 11).                  |w| floats
+The global model is then tested on the server's test images. Rounds 1 to T_s are FedAvg, without steps 2 and 3.
+FedFM-Lite (Section VI) replaces steps 2 and 3: the class means of the trained models travel in step 5 and become the
+next round's anchors. Models travel only every a rounds.
 
-FedFM-Lite (Section VI) drops steps 2 and 3. Participants send the class means of their trained models in step 5;
-these become the next round's anchors. Models travel only every a rounds.
-
-On glyphs: 4 clients, one per domain, 20 images per class, ResNet10, 10 rounds, E = 5, batches of 32, T_s = 0.
+Glyphs: 10 rounds, E = 5, T_s = 0, a ResNet10, and one client for each of four domains.
 What we changed
-  Matching  scales anchors to length 1 as well, like the authors' code; the paper scales only features.
-  Traffic   counts only the means of a client's own classes; in the paper a client sends all C.
+  Matching   scales anchors to length 1 as well, like the authors' code; the paper scales only features.
+  Traffic    counts only the means of a client's own classes; in the paper a client sends all C.
 What the paper leaves open
-  λ and T_s  are tuned for each row. We use 50 and 20 for all, which the paper calls generally better. On a fifth of
-             CIFAR-10 this λ brought accuracy down to chance; we have not finished a run on all images.
+  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. With this λ accuracy fell to
+             chance on a fifth of CIFAR-10; we have not finished a run on all images.
   Inputs     CIFAR images are normalised, and CIFAR-100's augmented, as in the authors' code.
-  Partition  NIID-2 and NIID-3 have the class shares of the authors' code.
 Equations, deviations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
-    python fedfm.py                                                    built-in glyphs in four domains, about a minute
-    python fedfm.py --dataset cifar10                                  Table III, NIID-1 (--partition dominant: NIID-2)
-    python fedfm.py --dataset cifar10 --lite --model-every 5           Fig. 7, FedFM-Lite with a = 5
-    python fedfm.py --lam 0                                            FedAvg
+    python fedfm.py                                              built-in glyphs, about a minute
+    python fedfm.py --dataset cifar10                            Table III, NIID-1 (--partition dominant: NIID-2)
+    python fedfm.py --dataset cifar10 --lite --model-every 5     Fig. 7, FedFM-Lite with a = 5
+    python fedfm.py --lam 0                                      FedAvg
 """
 
 import argparse
@@ -287,7 +285,7 @@ def check(args):
     if args.model_every > 1 and not args.lite:
         fail(f"--model-every {args.model_every}: must be 1 without --lite")
     if args.lam > 0 and not is_matching(args.rounds, args):
-        print(f"no features are matched in rounds 1 to {args.rounds}, so all of them are FedAvg; try a smaller --warmup")
+        print(f"matching begins after round {args.rounds}, so every round is FedAvg; try a smaller --warmup")
 
 
 def add_flags(group):

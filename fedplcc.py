@@ -1,35 +1,35 @@
 """FedPLCC (Federated Prototype Learning with Convergent Clusters), from
 "An Enhanced Federated Prototype Learning Method under Domain Shift". Kuang, Guo, Liang, Zhang. arXiv 2024.
 
-As in the earlier FedPLVM, each class has several prototypes: clients cluster each class's features, and the server
-clusters the cluster means. (The clustering is FINCH. It links each vector to its nearest neighbour, and linked vectors
-form a cluster.) FedPLCC adds two things. It weights each prototype by the share of its class's images that it
-represents, so that outliers count little. And its loss L_corr pulls a feature only toward the best share φ of its
-class's prototypes, ranked by similarity × weight.
+A class has several prototypes, because it looks different in each domain. As in the earlier FedPLVM, clients cluster
+their features of each class, and the server clusters the clusters' means. (FINCH links each vector to its nearest
+neighbour; linked vectors form a cluster.) FedPLCC adds two things. It weights a prototype by the share of its class's
+images that it stands for, so outliers count little. And it pulls a feature only toward a share φ of its class's
+prototypes, those with the largest similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
-  2. Each participant trains the model on cross-entropy (Eq. 5) + λ1 · contrast between classes (L_contra, Eq. 6)
-     + λ2 · attraction within the class (L_corr, Eq. 8).
-  3. It clusters its features (Eq. 9), and sends the model and the clusters' means and sizes. |w| + J · (D + 1) floats
+  2. Each participant trains on cross-entropy (Eq. 5) + λ1 · a contrastive loss with all prototypes (L_contra, Eq. 6)
+     + λ2 · a pull toward prototypes of the true class (L_corr, Eq. 8; negative, so the logged loss falls below 0).
+  3. It clusters its features (Eq. 9) and sends its model and its clusters' means and sizes. |w| + J · (D + 1) floats
   4. The server averages the models, weighted by their numbers of images. It clusters the means into prototypes
-     (Eq. 10), each mean counting once, and weights the prototypes by their numbers of images (Eq. 11).
+     (Eq. 10) and weights these by their numbers of images (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-Settings: one client per domain with about 300 or 400 images; ResNet10; 50 or 100 rounds; E = 10; φ = 0.5; temperature
-τ = 0.07; exponent α = 0.5; λ1 = 100 (digit5), 20 (office), 1 (domainnet); λ2 = 10 λ1.
+Glyphs: 8 rounds, E = 5, λ1 = 1, 20 images per class and client.
 What we changed
-  Eq. 5  averages over a batch instead of summing over a client's images. Beside a sum, the other losses count less.
+  Eq. 5  is a mean over a batch. The paper sums it over a client's images, so there Eqs. 6 and 8 weigh less.
 What the paper leaves open
-  E      counts epochs, as in Table I and Algorithm 1, although Section IV says iterations.
-  τ      is 0.07, although Section IV also calls 0.55 optimal.
-  FINCH  works in passes; we keep the last that leaves two clusters or more (else the first), as FedPLVM's code does.
+  E      counts epochs, as in Table I and Algorithm 1; Section IV says iterations.
+  τ      is 0.07, as in Section IV; Section IV-B2 calls 0.55 optimal.
+  FINCH  works in passes. We keep the last one with two clusters or more, else the first, as FedPLVM's code does.
+         In a cluster's mean each vector counts once, however many images it stands for.
 Equations, deviations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
-    python fedplcc.py                                              built-in glyphs in four domains, under a minute
-    python fedplcc.py --dataset office                             Table III (digit5: Table II, domainnet: Table IV)
-    python fedplcc.py --dataset office --lam-contra 0              FedAvg
-    python fedplcc.py --dataset digit5 --uniform-weights           Table V, without weights (--phi 1: all attract)
+    python fedplcc.py                                            built-in glyphs, under a minute
+    python fedplcc.py --dataset office                           Table III (digit5: Table II, domainnet: Table IV)
+    python fedplcc.py --dataset office --lam-contra 0            FedAvg
+    python fedplcc.py --dataset digit5 --uniform-weights         Table V, without weights (--phi 1: all attract)
 """
 
 from typing import NamedTuple
@@ -38,14 +38,14 @@ import torch
 import torch.nn.functional as F
 
 from common import (Run, average, build_net, draw_pictures, evaluate_global, extract, for_each_client, load_dataset,
-                    make_federation, mean_where, minibatches, model_size, not_negative, participants, positive, run_script,
-                    share, summarize)
+                    make_federation, mean_where, minibatches, model_size, not_negative, participants, positive,
+                    run_script, share, summarize)
 
 # --- settings ---------------------------------------------------------------------------------------
 
 BASE = dict(                # the paper's Section IV, unless a comment says otherwise
-    clients=None,           # one for each domain
-    participation=1.0,      # Algorithm 1
+    clients=None,           # K: one for each domain
+    participation=1.0,      # ρ, Algorithm 1
     partition="domain",
     images_per_class=30,    # our reading of about 300 of ten classes; office's DSLR and Webcam have fewer
     image_size=64,          # not in the paper
@@ -58,11 +58,11 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,
-    lam_contra=1.0,         # λ1: the paper's for DomainNet, also used where none is given below
-    lam_corr=None,          # λ2 = 10 λ1, see lambda_2
-    phi=0.5,                # φ
-    tau=0.07,               # τ
-    alpha=0.5,              # α
+    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet, also used where none is given below
+    lam_corr=None,          # λ2: main makes it 10 λ1
+    phi=0.5,                # φ, Eq. 8
+    tau=0.07,               # τ, Eq. 6
+    alpha=0.5,              # α, Eq. 7
 )
 SETTINGS = {
     "digit5": dict(BASE, lam_contra=100.0),
