@@ -1,10 +1,12 @@
-"""Prints every table of the results page and of the README from the CSV files beside it, and draws its figures.
+"""Prints every table of the results page and of the README from the CSV files beside it, and draws the README's figure.
 
     python .github/results/tables.py
 
-Each table follows its marker, <!-- table: NAME -->, and tests/test_results.py looks for it on its page."""
+Each table follows its marker, <!-- table: NAME -->. tests/test_results.py looks for it on the results page, or in the
+README if its name begins with "readme". So nobody edits a table by hand: paste what this script prints."""
 
 import csv
+import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -16,19 +18,16 @@ DOMAINS = ["caltech", "amazon", "webcam", "dslr"]
 T_QUANTILE = 4.303  # 97.5 % quantile of Student's t for three seeds
 
 # the papers' numbers
-FEDTGP_LEAD = 88.15 - 82.07  # FedTGP, Table 1: CIFAR-10, practical
-FMNIST = {"fedproto": 97.46, "fedtgp": 97.58}  # FedTGP, Table 10, practical
 FEDSA = {"fedproto": 87.49, "fedtgp": 87.98, "fedsa": 88.78}  # Table 1, CIFAR-10, cross-device
-FEDSA_EIGHT = {"fedproto": 16.31, "fedtgp": 32.04, "fedsa": 35.68}  # Table 2, CIFAR-100, cross-device, HtFE8
-FEDFM = {"fedavg": 66.69, "fedfm": 72.89}  # Table III, CIFAR-10, NIID-1: all images, best of 100 rounds
-FEDLSA = {  # Table 2, by domain
-    "fedavg": [56.70, 66.32, 43.10, 46.67],
-    "fedlsa": [55.80, 64.74, 60.34, 60.00],
+FEDLSA = {  # Tables 2 and 5, Office-Caltech: the four domains, then the mean
+    "fedavg": [56.70, 66.32, 43.10, 46.67, 53.20],
+    "no L_SEP": [54.91, 61.58, 56.90, 63.33, 59.18],
+    "no L_COM": [55.80, 64.21, 53.45, 60.00, 58.37],
+    "fedlsa": [55.80, 64.74, 60.34, 60.00, 60.22],
 }
-FEDLSA_MEAN = {"fedavg": 53.20, "fedlsa-no-sep": 59.18, "fedlsa-l2": 58.37, "fedlsa": 60.22}  # Tables 2 and 5
-FEDPLCC = {  # Table III, by domain
-    "fedavg": [62.50, 83.16, 72.41, 53.33],
-    "fedplcc": [72.77, 84.74, 75.86, 80.00],
+FEDPLCC = {  # Table III, Office-Caltech
+    "fedavg": [62.50, 83.16, 72.41, 53.33, 67.85],
+    "fedplcc": [72.77, 84.74, 75.86, 80.00, 78.34],
 }
 
 
@@ -39,59 +38,39 @@ def read(name):
     runs = {}
     with open(HERE / f"{name}.csv") as file:
         for row in csv.DictReader(file):
-            rounds = runs.setdefault(row["run"], {}).setdefault(int(row["seed"]), {})
-            values = {}
-            for column, text in row.items():
-                if column not in ("run", "seed", "round") and text:
-                    values[column] = float(text)
-            rounds[int(row["round"])] = values
+            seeds = runs.setdefault(row.pop("run"), {})
+            rounds = seeds.setdefault(int(row.pop("seed")), {})
+            rounds[int(row.pop("round"))] = {column: float(text) for column, text in row.items() if text}
     return runs
 
 
-def curve(rounds, column):
-    """One run -> {round: its value}; column may be a list of domains, of which this is the mean."""
-    columns = column if isinstance(column, list) else [column]
-    return {t: np.mean([row[name] for name in columns]) for t, row in rounds.items() if columns[0] in row}
+# {(file, run): " †" if today's scripts cannot repeat the run, else ""}
+with open(HERE / "runs.csv") as file:
+    MARKS = {(row["file"], row["run"]): " †" if row["code"] else "" for row in csv.DictReader(file)}
 
 
-def at(rounds, column, t):
-    return curve(rounds, column)[t]
-
+# One run's rounds, {round: {column: number}} -> a number
 
 def in_round(column, t):
-    """-> function of a run: its value in round t."""
-    return lambda rounds: at(rounds, column, t)
+    return lambda rounds: rounds[t][column]
 
 
-def last(rounds, column):
-    return at(rounds, column, max(rounds))
+def best(column):
+    return lambda rounds: max(row[column] for row in rounds.values())
 
 
-def best(rounds, column):
-    return max(curve(rounds, column).values())
-
-
-def mean(rounds, column, first, end):
+def mean_of(column, first, end):
     """The mean over the tested rounds first, ..., end."""
-    return np.mean([value for t, value in curve(rounds, column).items() if first <= t <= end])
-
-
-def better(row):
-    """The better of a round's two predictions."""
-    return max(row["classifier"], row["prototype"])
+    return lambda rounds: np.mean([row[column] for t, row in rounds.items() if first <= t <= end])
 
 
 def best_of_both(rounds):
-    return max(better(row) for row in rounds.values())
+    """The best round of the better of the two predictors."""
+    return max(max(row["classifier"], row["prototype"]) for row in rounds.values())
 
 
-def last_of_both(rounds):
-    return better(rounds[max(rounds)])
-
-
-def values_of(run, function):
-    """function of a run's rounds -> {seed: a number}."""
-    return {seed: function(rounds) for seed, rounds in run.items()}
+def mean_of_domains(t):
+    return lambda rounds: np.mean([rounds[t][domain] for domain in DOMAINS])
 
 
 # writing
@@ -101,22 +80,28 @@ def number(x, digits=1):
     return text.replace("−0.0", "0.0") if float(f"{x:.{digits}f}") == 0 else text
 
 
-def mean_std(run, function):
-    """± over the seeds, if there are several."""
-    numbers = list(values_of(run, function).values())
+def accuracy(run, function):
+    """The mean over the seeds, with ± their standard deviation if there are several."""
+    numbers = [function(rounds) for rounds in run.values()]
     if len(numbers) == 1:
         return number(numbers[0])
     return f"{number(np.mean(numbers))} ± {number(np.std(numbers, ddof=1))}"
 
 
-def lead(run, base, function):
-    """The mean lead of a run over another on three seeds, with its 95 % t-interval. With one seed: the lead."""
-    ours, theirs = values_of(run, function), values_of(base, function)
-    if len(ours) < 3:
-        return number(ours[0] - theirs[0])
-    leads = [ours[seed] - theirs[seed] for seed in (0, 1, 2)]
-    half = T_QUANTILE * np.std(leads, ddof=1) / np.sqrt(3)
-    return f"{number(np.mean(leads))} ({number(np.mean(leads) - half)} to {number(np.mean(leads) + half)})"
+def verdict(run, base, function):
+    """Compare two runs seed by seed: with three seeds by the 95 % t-interval of the differences."""
+    differences = [function(run[seed]) - function(base[seed]) for seed in sorted(set(run) & set(base))]
+    if len(differences) < 3:
+        seeds = "one seed" if len(differences) == 1 else "two seeds"
+        return f"{seeds}: " + " and ".join(number(x) for x in differences)
+    mean = np.mean(differences)
+    half = T_QUANTILE * np.std(differences, ddof=1) / np.sqrt(3)
+    low, high = mean - half, mean + half
+    if low > 0:
+        return f"ahead by {number(mean)} ({number(low)} to {number(high)})"
+    if high < 0:
+        return f"behind by {number(-mean)} ({number(-high)} to {number(-low)})"
+    return f"inconclusive: {number(mean)} ({number(low)} to {number(high)})"
 
 
 def show(name, head, rows):
@@ -128,401 +113,286 @@ def show(name, head, rows):
     print()
 
 
-# the tables
-
-ARCHITECTURES = {  # run: number of architectures, command
-    "fedproto-off": ("four", "`fedproto.py --lam 0`: no guidance"),
-    "fedproto": ("four", "`fedproto.py`"),
-    "fedtgp": ("four", "`fedtgp.py`"),
-    "fedsa": ("four", "`fedsa.py`"),
-    "fedproto-mse": ("four", "`fedproto.py --distance mse --lam 10`"),
-    "fedtgp-mse": ("four", "`fedtgp.py --distance mse --lam 10 --margin-rule nearest`"),
-    "fedproto-off-eight": ("eight", "`fedproto.py --lam 0`: no guidance"),
-    "fedproto-eight": ("eight", "`fedproto.py`"),
-    "fedtgp-eight": ("eight", "`fedtgp.py`"),
-    "fedproto-mse-eight": ("eight", "`fedproto.py --distance mse --lam 10`"),
-    "fedtgp-mse-eight": ("eight", "`fedtgp.py --distance mse --lam 10 --margin-rule nearest`"),
-}
-FEDPROTO_OF = {
-    "fedtgp": "fedproto", "fedsa": "fedproto", "fedtgp-mse": "fedproto-mse",
-    "fedtgp-eight": "fedproto-eight", "fedtgp-mse-eight": "fedproto-mse-eight",
-}
-COMPARED = [  # runs that are compared in the last round that all of them have
-    ["fedproto-off", "fedproto", "fedtgp", "fedsa"],
-    ["fedproto-mse", "fedtgp-mse"],
-    ["fedproto-off-eight", "fedproto-eight", "fedtgp-eight"],
-    ["fedproto-mse-eight", "fedtgp-mse-eight"],
-]
-
-
-def common_round(runs, names):
-    """The last round that all seeds of these runs have."""
-    return max(set.intersection(*[set(rounds) for name in names for rounds in runs[name].values()]))
-
-
-def read_architectures():
-    """-> {run: {seed: {round: row}}}, and {run: the round in which it is compared}."""
-    runs = read("cifar10-architectures")
-    round_of = {}
-    for group in COMPARED:
-        for name in group:
-            round_of[name] = common_round(runs, group)
-    return runs, round_of
-
-
-def architectures():
-    """Accuracies of seed 0; leads from all seeds that both runs have."""
-    runs, round_of = read_architectures()
-    rows = [["", "always the most frequent class", "", number(runs["fedproto"][0][2]["most_frequent"])] + [""] * 4]
-    for name, (architectures, command) in ARCHITECTURES.items():
-        t = round_of[name]
-        cells = [architectures, command, str(t)]
-        cells += [number(runs[name][0][t]["classifier"]), number(runs[name][0][2]["prototype"]), number(runs[name][0][t]["prototype"])]
-        if name in FEDPROTO_OF:
-            base = runs[FEDPROTO_OF[name]]
-            cells += [lead(runs[name], base, in_round("classifier", t)), lead(runs[name], base, in_round("prototype", t))]
-        else:
-            cells += ["", ""]
-        rows.append(cells)
-    show("architectures", ["networks", "command", "last round", "by classifier", "by prototype in round 2", "by prototype",
-                           "lead over FedProto by classifier", "lead by prototype"], rows)
-
-
-def cross_device_four():
-    """FedSA's Table 2 on CIFAR-10's images: with four networks and with one, on the same clients. Some runs stop
-    before round 60, and the leads of those that go on are in the text."""
-    runs = read("cifar10-cross-device")
-    rows = [["", "always the most frequent class", *[mean_std(runs["fedproto-four"], in_round("most_frequent", 60))] * 2] + [""] * 4]
-    for networks, name, base, command in [
-            ("four", "fedproto-off-four", "fedproto-four", "`fedproto.py --lam 0`: no guidance"),
-            ("four", "fedproto-four", None, "`fedproto.py`"),
-            ("four", "fedtgp-four", "fedproto-four", "`fedtgp.py`"),
-            ("four", "fedsa-four", "fedproto-four", "`fedsa.py`"),
-            ("four", "fedproto-mse-four", None, "`fedproto.py --distance mse --lam 10`"),
-            ("four", "fedtgp-mse-four", "fedproto-mse-four", "`fedtgp.py --distance mse --lam 10 --margin-rule nearest`"),
-            ("one", "fedproto-off", "fedproto", "`fedproto.py --lam 0`: no guidance"),
-            ("one", "fedproto", None, "`fedproto.py`"),
-            ("one", "fedtgp", "fedproto", "`fedtgp.py`"),
-            ("one", "fedsa", "fedproto", "`fedsa.py`")]:
-        cells = [networks, command]
-        for column in "classifier", "prototype":
-            cells += [mean_std(runs[name], in_round(column, t)) if t in runs[name][0] else "" for t in (40, 60)]
-        if base:
-            t = min(60, common_round(runs, [name, base]))
-            cells += [lead(runs[name], runs[base], in_round("classifier", t)), lead(runs[name], runs[base], in_round("prototype", t))]
-        else:
-            cells += ["", ""]
-        rows.append(cells)
-    show("cross-device-four", ["networks", "command", "by classifier, round 40", "60", "by prototype, round 40", "60",
-                               "lead over FedProto by classifier", "lead by prototype"], rows)
-
-
-def late(column):
-    """-> function of a run on Fashion-MNIST: its mean over rounds 6 to 10."""
-    return lambda rounds: mean(rounds, column, 6, 10)
-
-
-def fmnist():
-    """FedTGP's Table 10, three seeds."""
-    runs = read("fmnist")
-    base = runs["fedproto"]
-    rows = [["always the most frequent class", mean_std(base, late("most_frequent"))] + [""] * 3]
-    for name, command in [
-            ("fedproto-off", "`fedproto.py --lam 0`: no guidance"),
-            ("fedproto", "`fedproto.py`"),
-            ("fedtgp", "`fedtgp.py`"),
-            ("fedsa", "`fedsa.py --model htcnn8`")]:
-        cells = [command, mean_std(runs[name], late("classifier")), mean_std(runs[name], late("prototype"))]
-        if name == "fedproto":
-            cells += ["", ""]
-        else:
-            cells += [lead(runs[name], base, late("classifier")), lead(runs[name], base, late("prototype"))]
-        rows.append(cells)
-    show("fmnist", ["command", "by classifier", "by prototype", "lead over FedProto by classifier", "lead by prototype"], rows)
-
-
-def features():
-    """Where the clients' class means lie, by architecture: cross-device with four networks."""
-    with open(HERE / "features.csv") as file:
-        all_rows = list(csv.DictReader(file))
-    rows = []
-    for name, title in [("fedproto-four", "FedProto"), ("fedsa-four", "FedSA")]:
-        of_run = [row for row in all_rows if row["run"] == name]
-        rows.append([f"{title}: accuracy by prototype"] + [number(float(row["prototype"])) for row in of_run])
-        rows.append([f"{title}: accuracy by the client's own class means"] + [number(float(row["own"])) for row in of_run])
-        distances = [number(float(row["distance"]) / float(row["server_margin"]), 2) for row in of_run]
-        rows.append([f"{title}: relative distance"] + distances)
-    show("features", ["four networks, cross-device, round 160"] + [row["architecture"] for row in of_run], rows)
-
-
-def prototypes_of_fedproto():
-    """FedProto with other class means and another mean at the server, in two codes on the same clients."""
-    runs, _ = read_architectures()
-    rows = []
-    for title, ours, theirs in [
-            ("FedProto: weighted by class counts, means from after training (ours)", "fedproto-mse", "htfllib-fedproto-weighted-after"),
-            ("weighted, means from while training", "fedproto-mse-training", "htfllib-fedproto-weighted"),
-            ("plain mean, from after training", "fedproto-mse-uniform", "htfllib-fedproto-after"),
-            ("plain mean, from while training (HtFLlib's)", "fedproto-mse-uniform-training", "htfllib-fedproto"),
-            ("FedTGP", "fedtgp-mse", "htfllib-fedtgp")]:
-        rows.append([title] + [number(runs[name][0][4]["prototype"]) for name in (ours, theirs)])
-    show("architectures-means", ["by prototype, round 4, seed 0", "our code", "HtFLlib"], rows)
-
+# the personal methods: FedProto, FedTGP and FedSA
 
 def cross_device():
+    """FedSA's Table 1: 100 clients, 1000 rounds. The README has the first rows and columns."""
     runs = read("cifar10-cross-device")
-    base = runs["fedproto"]
-    rows = [["always the most frequent class", mean_std(runs["fedtgp"], lambda rounds: last(rounds, "most_frequent"))] + [""] * 3]
+    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000))] + [""] * 4]
     for name, command in [
             ("fedproto-off", "`fedproto.py --lam 0`: no guidance"),
             ("fedproto", "`fedproto.py`"),
             ("fedtgp", "`fedtgp.py`"),
             ("fedsa", "`fedsa.py`"),
-            ("fedsa-authors-settings", "`fedsa.py --distance mse --lam-r 10`")]:
+            ("fedsa-linear", "`fedsa.py --projection linear`"),
+            ("fedsa-authors-settings", "`fedsa.py --distance mse --lam-r 10`: its authors' released settings")]:
         run = runs[name]
-        cells = [command]
-        cells.append(mean_std(run, lambda rounds: best(rounds, "classifier")))
-        cells.append(mean_std(run, lambda rounds: best(rounds, "prototype")))
+        cells = [command, accuracy(run, best("classifier")), accuracy(run, best("prototype"))]
+        cells.append(number(FEDSA[name], 2) if name in FEDSA else "")
         if name == "fedproto":
             cells += ["", ""]
         else:
-            cells.append(lead(run, base, best_of_both))
-            cells.append(lead(run, base, lambda rounds: mean(rounds, "prototype", 801, 1000)))
+            cells.append(verdict(run, runs["fedproto"], best_of_both))
+            cells.append(verdict(run, runs["fedproto"], mean_of("prototype", 801, 1000)))
         rows.append(cells)
-    show("cross-device", ["command", "best by classifier", "best by prototype",
-                          "lead over FedProto, best round, better prediction",
-                          "lead, mean of rounds 801-1000, by prototype"], rows)
+    for name, title in [
+            ("fedsa-authors-settings", "the same, seed 0"),
+            ("authors-code-fedsa", "FedSA's own code, seed 0")]:
+        rounds = runs[name][0]
+        rows.append([title + MARKS["cifar10-cross-device", name], number(best("classifier")(rounds)),
+                     number(best("prototype")(rounds)), "", "", ""])
+    head = ["command", "classifier, best round", "prototype, best round", "paper", "better of both, against FedProto",
+            "prototype, rounds 801 to 1000, against FedProto"]
+    show("cross-device", head, rows)
+    show("readme-personal", head[:5], [row[:5] for row in rows[:5]])
 
 
-def last_of_domains(rounds):
-    return last(rounds, DOMAINS)
+def initial_weights():
+    """What spoils FedProto's averages?"""
+    runs = read("cifar10-cross-device")
+    rows = []
+    for name, title in [
+            ("fedproto", "one network, the same initial weights at every client"),
+            ("fedproto-own-weights", "one network, each client draws its own initial weights"),
+            ("fedproto-four", "four networks, `--model htfe4`")]:
+        row = runs[name][0][100]
+        rows.append([title + MARKS["cifar10-cross-device", name], number(row["classifier"]), number(row["prototype"])])
+    show("initial-weights", ["`fedproto.py`, seed 0, round 100 of 1000", "classifier", "prototype"], rows)
+
+
+def plain_mean():
+    """FedProto with another mean at the server, in two codes on the same clients."""
+    file = "cifar10-architectures"
+    runs = read(file)
+    rows = []
+    for title, ours, theirs in [
+            ("FedProto, mean weighted by numbers of images (ours)", "fedproto-mse", "htfllib-fedproto-weighted-after"),
+            ("FedProto, plain mean over clients (HtFLlib's)", "fedproto-mse-uniform", "htfllib-fedproto-after"),
+            ("FedTGP", "fedtgp-mse", "htfllib-fedtgp")]:
+        cells = [number(runs[name][0][4]["prototype"]) + MARKS[file, name] for name in (ours, theirs)]
+        rows.append([title] + cells)
+    for mean, ours, theirs in [
+            ("weighted", "fedproto-mse", "htfllib-fedproto-weighted-after"),
+            ("plain", "fedproto-mse-uniform", "htfllib-fedproto-after")]:
+        leads = [verdict(runs[fedtgp], runs[base], in_round("prototype", 4))
+                 for fedtgp, base in (("fedtgp-mse", ours), ("htfllib-fedtgp", theirs))]
+        rows.append([f"FedTGP against FedProto with the {mean} mean"] + leads)
+    show("plain-mean", ["prototype accuracy, round 4, seed 0", "our code", "HtFLlib"], rows)
+
+
+def fedtgp_server():
+    """Seed 0, last round."""
+    rows = []
+    for file, name, command in [
+            ("cifar10-architectures", "fedtgp", "`--dataset cifar10 --model htfe4`"),
+            ("cifar10-architectures", "fedtgp-mse", "the same, `--distance mse --lam 10 --margin-rule nearest`"),
+            ("cifar10-architectures", "fedtgp-eight", "`--dataset cifar10 --model htfe8`"),
+            ("fmnist", "fedtgp", "`--dataset fmnist`"),
+            ("cifar10-fifth", "fedtgp", "`--dataset cifar10 --subset 0.2`"),
+            ("cifar10-fifth", "fedtgp-sum", "the same, the server's loss summed over a batch")]:
+        rounds = read(file)[name][0]
+        t = max(rounds)
+        server = [number(rounds[t][column]) if column in rounds[t] else "" for column in ("margin", "last_batch_loss")]
+        rows.append([command + MARKS[file, name], str(t), *server, number(rounds[t]["prototype"])])
+    show("fedtgp-server", ["`fedtgp.py`, seed 0", "round", "margin δ", "server's loss, last batch", "prototype"], rows)
+
+
+# the global methods: FedLSA, FedPLCC and FedFM
+
+def office(name, runs, rows_wanted, paper):
+    """Accuracies in round 100. rows_wanted: (run, the FedAvg it is compared with or None, the paper's row or None,
+    command)."""
+    rows = []
+    for one, base, published, command in rows_wanted:
+        cells = [command]
+        for i, domain in enumerate(DOMAINS):
+            ours = number(np.mean([rounds[100][domain] for rounds in runs[one].values()]))
+            cells.append(f"{ours} ({number(paper[published][i])})" if published else ours)
+        cells.append(accuracy(runs[one], mean_of_domains(100)))
+        cells.append(number(paper[published][4], 2) if published else "")
+        cells.append(verdict(runs[one], runs[base], mean_of_domains(100)) if base else "")
+        cells.append(number(paper[published][4] - paper["fedavg"][4]) if published and base else "")
+        rows.append(cells)
+    show(name, ["command", "Caltech (paper)", "Amazon (paper)", "Webcam (paper)", "DSLR (paper)", "mean", "paper",
+                "against FedAvg", "paper's lead"], rows)
 
 
 def office_fedlsa():
+    office("office-fedlsa", read("office-fedlsa"), [
+        ("fedavg", None, "fedavg", "`fedlsa.py --lam 0 --no-sphere`: FedAvg"),
+        ("fedavg-length-1", "fedavg", None, "`fedlsa.py --lam 0`: FedAvg on the sphere"),
+        ("fedlsa-no-sep", "fedavg", "no L_SEP", "`fedlsa.py --alpha 0`: without L_SEP"),
+        ("fedlsa-l2", "fedavg", "no L_COM", "`fedlsa.py --compactness l2`: distance instead of L_COM"),
+        ("fedlsa", "fedavg", "fedlsa", "`fedlsa.py`"),
+        ("fedavg-10-percent", "fedavg", None, "FedAvg, `--domain-fraction 0.1`"),
+        ("fedavg-30-percent", "fedavg", None, "FedAvg, `--domain-fraction 0.3`"),
+    ], FEDLSA)
+
+
+def sphere():
+    """The control for FedLSA: FedAvg with features of length 1."""
     runs = read("office-fedlsa")
+    names = ["fedavg", "fedavg-length-1", "fedlsa-no-sep", "fedlsa"]
     rows = []
-    for name, command in [
-            ("fedavg", "`fedlsa.py --lam 0 --no-sphere`: FedAvg"),
-            ("fedavg-length-1", "`fedlsa.py --lam 0`: FedAvg, features of length 1"),
-            ("fedlsa-no-sep", "`fedlsa.py --alpha 0`: without L_SEP"),
-            ("fedlsa-l2", "`fedlsa.py --compactness l2`: distance instead of L_COM"),
-            ("fedlsa", "`fedlsa.py`")]:
-        cells = [command, mean_std(runs[name], last_of_domains)]
-        cells.append(number(FEDLSA_MEAN[name], 2) if name in FEDLSA_MEAN else "not given")
-        if name == "fedavg":
-            cells += ["", ""]
-        else:
-            cells.append(lead(runs[name], runs["fedavg"], last_of_domains))
-            cells.append(number(FEDLSA_MEAN[name] - FEDLSA_MEAN["fedavg"]) if name in FEDLSA_MEAN else "")
-        rows.append(cells)
-    show("office-fedlsa", ["command", "last of 100 rounds", "published", "lead over FedAvg", "published lead"], rows)
+    for t in 10, 30, 100:
+        cells = [str(t)] + [accuracy(runs[name], mean_of_domains(t)) for name in names]
+        rows.append(cells + [verdict(runs["fedlsa"], runs["fedavg-length-1"], mean_of_domains(t))])
+    show("sphere", ["round", "FedAvg", "FedAvg on the sphere", "FedLSA without L_SEP", "FedLSA",
+                    "FedLSA against FedAvg on the sphere"], rows)
 
 
 def office_fedplcc():
-    runs = read("office-fedplcc")
-    published = {name: np.mean(domains) for name, domains in FEDPLCC.items()}
-    rows = []
-    for name, base, paper, command in [
-            ("fedavg", None, "fedavg", "`fedplcc.py --lam-contra 0`: FedAvg"),
-            ("fedplcc", "fedavg", "fedplcc", "`fedplcc.py`"),
-            ("fedavg-1-epoch", None, "fedavg", "`fedplcc.py --local-epochs 1 --lam-contra 0`: FedAvg"),
-            ("fedplcc-1-epoch", "fedavg-1-epoch", "fedplcc", "`fedplcc.py --local-epochs 1`"),
-            ("fedplcc-1-epoch-phi-1", "fedavg-1-epoch", None, "`fedplcc.py --local-epochs 1 --phi 1`: toward all prototypes of the class")]:
-        cells = [command, mean_std(runs[name], last_of_domains), number(published[paper], 2) if paper else "not given"]
-        if base:
-            cells.append(lead(runs[name], runs[base], last_of_domains))
-            cells.append(number(published[paper] - published["fedavg"]) if paper else "")
-        else:
-            cells += ["", ""]
-        rows.append(cells)
-    show("office-fedplcc", ["command", "last of 100 rounds", "published", "lead over FedAvg", "published lead"], rows)
-
-
-def office_domains():
-    groups = [[name] for name in DOMAINS] + [DOMAINS[:3]]
-    rows = []
-    for title, method, paper in [("FedLSA over FedAvg", "fedlsa", FEDLSA), ("FedPLCC over FedAvg", "fedplcc", FEDPLCC)]:
-        runs = read(f"office-{method}")
-        ours = [title]
-        published = ["*its paper*"]
-        differences = dict(zip(DOMAINS, np.subtract(paper[method], paper["fedavg"])))
-        for columns in groups:
-            ours.append(lead(runs[method], runs["fedavg"], lambda rounds: last(rounds, columns)))
-            published.append(number(np.mean([differences[name] for name in columns])))
-        rows += [ours, published]
-    show("office-domains", ["lead, last round", "Caltech", "Amazon", "Webcam", "DSLR", "mean without DSLR"], rows)
+    """To add plain means, `fedplcc.py --local-epochs 1`: put the run fedplcc-letter-1-epoch into office-fedplcc.csv and
+    runs.csv, and take the # from its line."""
+    office("office-fedplcc", read("office-fedplcc"), [
+        ("fedavg", None, "fedavg", "`fedplcc.py --lam-contra 0`: FedAvg, ten local epochs"),
+        ("fedplcc", "fedavg", "fedplcc", "`fedplcc.py --weighted-means`"),
+        ("fedavg-1-epoch", None, "fedavg", "`fedplcc.py --local-epochs 1 --lam-contra 0`: FedAvg, one local epoch"),
+        # ("fedplcc-letter-1-epoch", "fedavg-1-epoch", "fedplcc", "`fedplcc.py --local-epochs 1`"),
+        ("fedplcc-1-epoch", "fedavg-1-epoch", "fedplcc", "`fedplcc.py --weighted-means --local-epochs 1`"),
+        ("fedplcc-1-epoch-phi-1", "fedavg-1-epoch", None, "the same, `--phi 1`: toward all prototypes of the class"),
+        ("fedplcc-1-epoch-tau-0.055", "fedavg-1-epoch", None, "the same, `--tau 0.055`"),
+        ("fedplcc-1-epoch-tau-0.55", "fedavg-1-epoch", None, "the same, `--tau 0.55`"),
+        ("fedavg-1-epoch-sum", None, None, "FedAvg, one local epoch, Eq. 5 as a sum over 32 images"),
+        ("fedplcc-1-epoch-sum", "fedavg-1-epoch-sum", None, "FedPLCC with that sum, `--weighted-means`"),
+    ], FEDPLCC)
 
 
 def fedfm():
-    """FedFM's Table III on a fifth of the images. Rounds 1 to 20 are FedAvg in all runs."""
-    runs = {name: seeds[0] for name, seeds in read("cifar10-fedfm").items()}
-    shown = [20, 21, 24, 30]
+    """A fifth of the images, seed 0."""
+    runs = read("cifar10-fedfm")
+    shown = [10, 20, 21, 22, 23, 24, 30]
     rows = []
-    for name, command in [("fedavg", "`--lam 0`: FedAvg"), ("fedfm", "FedFM, λ = 50"), ("fedfm-lam-5", "`--lam 5`")]:
-        cells = [command] + [number(at(runs[name], "test", t)) if t in runs[name] else "" for t in shown]
-        t = max(runs[name])
-        cells.append(f"{number(at(runs[name], 'test_recomputed', t))} (round {t})")
-        rows.append(cells + [f"{FEDFM[name]:.2f}" if name in FEDFM else ""])
-    show("fedfm", ["test accuracy, seed 0"] + [f"round {t}" for t in shown] +
-         ["with recomputed statistics", "published: all images, best of 100 rounds"], rows)
+    for name, command in [("fedavg", "`--lam 0`: FedAvg"), ("fedfm-lam-5", "`--lam 5`"), ("fedfm", "`--lam 50`")]:
+        rounds = runs[name][0]
+        rows.append([command] + [number(rounds[t]["test"]) if t in rounds else "" for t in shown])
+    show("fedfm", ["`fedfm.py --dataset cifar10 --subset 0.2 --batches all`"] + [f"round {t}" for t in shown], rows)
 
 
-def left_open():
-    """What the papers leave open: our choice beside other readings, on seed 0 unless the row says otherwise."""
-    plcc, lsa, fifth = read("office-fedplcc"), read("office-fedlsa"), read("cifar10-fifth")
+# what stopped early, and what else was tried
 
-    def late_mean(name):
-        return number(mean(plcc[name][0], DOMAINS, 81, 100))
+FOUR = "four deep networks, 100 clients"
+MSE = "`--distance mse --lam 10`, FedTGP with `--margin-rule nearest`"
+LINEAR = "FedSA with `--projection linear`"
+OTHER = [  # setting, file, planned rounds, seeds, first round (None: only the last), runs of the last four columns
+    (f"{FOUR}: `--dataset cifar10 --model htfe4 --clients 100 --participation 0.1`", "cifar10-cross-device", 1000,
+     (0, 1, 2), None, ["fedproto-off-four", "fedproto-four", "fedtgp-four", "fedsa-four"]),
+    ("this row, seed 0 alone", "cifar10-cross-device", 1000,
+     (0,), None, [None, "fedproto-four", None, "fedsa-four"]),
+    (f"{FOUR}, {MSE}", "cifar10-cross-device", 1000,
+     (0, 1, 2), None, [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
+    ("this row, mean of rounds 80 to 120", "cifar10-cross-device", 1000,
+     (0, 1, 2), 80, [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
+    ("four deep networks, 20 clients: `--dataset cifar10 --model htfe4`", "cifar10-architectures", 1000,
+     (0, 1, 2), None, [None, "fedproto", None, "fedsa"]),
+    (f"eight deep networks, 20 clients, seed 0: `--dataset cifar10 --model htfe8`, {MSE}", "cifar10-architectures",
+     1000, (0,), None, [None, "fedproto-mse-eight", "fedtgp-mse-eight", None]),
+    ("eight small CNNs: `--dataset fmnist`, FedSA with `--model htcnn8`; mean of rounds 6 to 10", "fmnist", 1000,
+     (0, 1, 2), 6, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
+    (f"a fifth of CIFAR-10: `--dataset cifar10 --subset 0.2 --rounds 12`, {LINEAR}", "cifar10-fifth", 12,
+     (0, 1, 2), None, ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
+    (f"digits: a client each for MNIST, MNIST-M and USPS, {LINEAR}", "digits", 12,
+     (0, 1, 2), None, ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
+    ("this row, FedSA with `--distance mse --lam-r 10`", "digits", 12,
+     (0, 1, 2), None, [None, "fedproto", None, "fedsa-authors-settings"]),
+    ("glyphs: no flags", "class", 10,
+     (0, 1, 2), None, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
+    (f"glyphs, a style each: `--partition domain --clients 8 --images-per-class 20 --subset 1`, {LINEAR}", "glyphs",
+     10, (0, 1, 2), None, ["domain-fedproto-off", "domain-fedproto", "domain-fedtgp", "domain-fedsa-linear"]),
+]
 
-    def of_domains(name):
-        return number(last_of_domains(lsa[name][0]))
 
-    def leads(name, base):
-        return " and ".join(number(last_of_domains(plcc[name][seed]) - last_of_domains(plcc[base][seed])) for seed in (0, 1))
-
-    show("left-open", ["what is open", "accuracy", "ours", "other readings"], [
-        ["FedPLCC's τ", f"Office, one epoch, mean of rounds 81 to 100; FedAvg has {late_mean('fedavg-1-epoch')}",
-         f"0.07: {late_mean('fedplcc-1-epoch')}", f"0.55: {late_mean('fedplcc-1-epoch-tau-0.55')}; 0.055: {late_mean('fedplcc-1-epoch-tau-0.055')}"],
-        ["FedPLCC's Eq. 5", "lead over FedAvg, Office, one epoch, round 100, seeds 0 and 1",
-         f"mean: {leads('fedplcc-1-epoch', 'fedavg-1-epoch')}", f"sum over 32 images: {leads('fedplcc-1-epoch-sum', 'fedavg-1-epoch-sum')}"],
-        ["size of FedLSA's clients", f"Office, FedAvg, round 100; the paper has {number(FEDLSA_MEAN['fedavg'], 2)}",
-         f"20 % of a domain: {of_domains('fedavg')}", f"10 %: {of_domains('fedavg-10-percent')}; 30 %: {of_domains('fedavg-30-percent')}"],
-        ["FedTGP's Eq. 10", "by prototype, a fifth of CIFAR-10, round 12",
-         f"mean: {number(last(fifth['fedtgp'][0], 'prototype'))}", f"[sum](patches/fedtgp-sum.patch): {number(last(fifth['fedtgp-sum'][0], 'prototype'))}"],
-    ])
+def common_round(runs):
+    """The last round that all seeds of these runs have."""
+    return max(set.intersection(*[set(rounds) for run in runs for rounds in run.values()]))
 
 
-def other_settings():
-    """Leads over FedProto in the last round, by the better prediction."""
+def other():
+    """One line for each setting, in the last round that its runs have; no guidance may have stopped earlier."""
     rows = []
-    for title, file, prefix, names in [
-            ("glyphs, label skew", "class", "", ["fedproto-off", "fedtgp", "fedsa", None]),
-            ("glyphs, domain skew", "glyphs", "domain-", ["fedproto-off", "fedtgp", "fedsa-linear", None]),
-            ("a fifth of CIFAR-10", "cifar10-fifth", "", ["fedproto-off", "fedtgp", "fedsa-linear", "fedsa-authors-settings"]),
-            ("digits", "digits", "", ["fedproto-off", "fedtgp", "fedsa-linear", "fedsa-authors-settings"])]:
-        runs = read(file)
-        base = runs[prefix + "fedproto"]
-        cells = [title]
-        for name in names:
-            cell = lead(runs[prefix + name], base, last_of_both) if name else ""
-            cells.append(cell + " *linear*" if name == "fedsa-linear" else cell)
+    for setting, file, planned, seeds, first, names in OTHER:
+        data = read(file)
+        runs = [{seed: data[name][seed] for seed in seeds} if name else None for name in names]
+        fedproto = runs[1]
+        t = common_round([run for run in runs[1:] if run])
+        majority = np.mean([rounds[t]["most_frequent"] for rounds in fedproto.values()])
+        cells = [setting, f"{t} of {planned}", number(majority)]
+        for run in runs:
+            if run is None:
+                cells.append("")
+                continue
+            end = min(t, common_round([run]))
+            columns = [mean_of(column, first or end, end) for column in ("classifier", "prototype")]
+            cell = " / ".join(short(run, fedproto, column) for column in columns)
+            cells.append(cell if end == t else f"{cell} in round {end}")
         rows.append(cells)
-    show("other-settings", ["lead over FedProto", "no guidance", "FedTGP", "FedSA", "FedSA, `--distance mse --lam-r 10`"], rows)
+    show("other", ["setting", "round", "majority class", "no guidance", "FedProto", "FedTGP", "FedSA"], rows)
 
 
-def readme():
-    """The main leads: different architectures first."""
-    runs, round_of = read_architectures()
-    fm = read("cifar10-fedfm")
-    t = max(fm["fedfm"][0])
-    device, lsa, plcc = read("cifar10-cross-device"), read("office-fedlsa"), read("office-fedplcc")
-
-    def two_leads(run, base, by_classifier, by_prototype):
-        return f"{lead(run, base, by_classifier)} by classifier, {lead(run, base, by_prototype)} by prototype"
-
-    def architectures_row(title, published, one):
-        run, base, t = runs[one], runs[FEDPROTO_OF[one]], round_of[one]
-        ours = two_leads(run, base, in_round("classifier", t), in_round("prototype", t))
-        seeds = "one seed, " if len(run) == 1 else ""
-        return [title, number(published), ours, f"too early: {seeds}round {t} of 1000"]
-
-    def four_row(title, method, one, other, verdict):
-        t = common_round(device, [one, other])
-        published = number(FEDSA_EIGHT[method] - FEDSA_EIGHT["fedproto"])
-        ours = two_leads(device[one], device[other], in_round("classifier", t), in_round("prototype", t))
-        return [title, f"{published} (CIFAR-100, eight networks)", ours, f"{verdict}: three seeds, round {t} of 1000"]
-
-    def device_row(title, published, one, other, verdict):
-        return [title, number(published), lead(device[one], device[other], best_of_both), verdict]
-
-    def office_row(title, published, one, other, verdict):
-        return [title, number(published), lead(one, other, last_of_domains), verdict]
-
-    show("readme", ["lead in points of accuracy", "published", "ours (95 % CI)", "verdict"], [
-        four_row("FedSA over FedProto, four deep networks, 100 clients", "fedsa", "fedsa-four", "fedproto-four",
-                 "far ahead by prototype, no winner by classifier"),
-        four_row("FedTGP over FedProto, the same clients", "fedtgp", "fedtgp-four", "fedproto-four", "no winner"),
-        four_row("the same, its code's settings", "fedtgp", "fedtgp-mse-four", "fedproto-mse-four",
-                 "ahead by prototype, no winner by classifier"),
-        architectures_row("FedTGP over FedProto, eight deep networks, 20 clients, its code's settings", FEDTGP_LEAD, "fedtgp-mse-eight"),
-        device_row("FedTGP over FedProto, one small CNN, CIFAR-10", FEDSA["fedtgp"] - FEDSA["fedproto"], "fedtgp", "fedproto", "behind"),
-        device_row("FedSA over FedProto, one small CNN, CIFAR-10", FEDSA["fedsa"] - FEDSA["fedproto"], "fedsa", "fedproto", "no winner"),
-        office_row("FedLSA over FedAvg, Office-Caltech", FEDLSA_MEAN["fedlsa"] - FEDLSA_MEAN["fedavg"], lsa["fedlsa"], lsa["fedavg"],
-                   "similar mean; no winner if FedAvg gets the same scaling (below)"),
-        office_row("FedPLCC over FedAvg, Office-Caltech", np.mean(FEDPLCC["fedplcc"]) - np.mean(FEDPLCC["fedavg"]), plcc["fedplcc"],
-                   plcc["fedavg"], "similar, at lower accuracies"),
-        ["FedFM over FedAvg, a fifth of CIFAR-10", number(FEDFM["fedfm"] - FEDFM["fedavg"]),
-         number(at(fm["fedfm"][0], "test", t) - at(fm["fedavg"][0], "test", t)), f"too early: one seed, round {t} of 100"],
-    ])
+def short(run, base, function):
+    """The mean over the seeds and, with three seeds, the verdict without its interval."""
+    accuracy = number(np.mean([function(rounds) for rounds in run.values()]))
+    if run is base or len(run) < 3:
+        return accuracy
+    word = re.split(r" \(|:", verdict(run, base, function))[0]
+    return f"{accuracy} ({word})"
 
 
-# the figures
+# the README
 
-def draw(picture, lines, rounds, accuracies, published=()):
-    """Two panels, by classifier and by prototype. lines: (run, seeds, label, colour, style), the mean over the seeds;
-    published: (accuracy, colour), drawn as stars in the last round."""
+def readme_global():
+    """To show FedPLCC with plain means, change its run and command when fedplcc-letter-1-epoch is in the data."""
+    rows = []
+    for file, name, base, published, command in [
+            ("office-fedlsa", "fedavg", None, FEDLSA["fedavg"], "`fedlsa.py --lam 0 --no-sphere`: FedAvg"),
+            ("office-fedlsa", "fedavg-length-1", "fedavg", None, "`fedlsa.py --lam 0`: FedAvg on the sphere"),
+            ("office-fedlsa", "fedlsa", "fedavg", FEDLSA["fedlsa"], "`fedlsa.py`"),
+            ("office-fedplcc", "fedavg", None, FEDPLCC["fedavg"], "`fedplcc.py --lam-contra 0`: FedAvg"),
+            ("office-fedplcc", "fedplcc", "fedavg", FEDPLCC["fedplcc"], "`fedplcc.py --weighted-means`")]:
+        runs = read(file)
+        cells = [command, accuracy(runs[name], mean_of_domains(100))]
+        cells.append(number(published[4], 2) if published else "")
+        cells.append(verdict(runs[name], runs[base], mean_of_domains(100)) if base else "")
+        rows.append(cells)
+    show("readme-global", ["Office-Caltech, four domains", "accuracy", "paper", "against FedAvg"], rows)
+
+
+def draw():
+    """The mean over three seeds, CIFAR-10, 100 clients. Stars: FedSA's Table 1."""
     runs = read("cifar10-cross-device")
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
     for axis, column in zip(axes, ("classifier", "prototype")):
-        for name, seeds, label, colour, style in lines:
-            curves = [curve(runs[name][seed], column) for seed in seeds]
-            common = sorted(set.intersection(*[set(one) for one in curves]))
-            axis.plot(common, [np.mean([one[t] for one in curves]) for t in common], style, color=colour, label=label)
-        for accuracy, colour in published:
-            axis.plot(rounds, accuracy, "*", color=colour, markeredgecolor="black", markersize=12, clip_on=False, zorder=3)
-        axis.set(title=f"by {column}", xlabel="round", xlim=(0, rounds), ylim=accuracies)
+        for name, label, colour in [
+                ("fedproto-off", "no guidance", "grey"),
+                ("fedproto", "FedProto", "C0"),
+                ("fedtgp", "FedTGP", "C2"),
+                ("fedsa", "FedSA", "C3"),
+                ("fedsa-authors-settings", "FedSA, its authors' settings", "C1")]:
+            tested = sorted(runs[name][0])
+            means = [np.mean([rounds[t][column] for rounds in runs[name].values()]) for t in tested]
+            axis.plot(tested, means, color=colour, label=label)
+            if name in FEDSA:
+                axis.plot(1000, FEDSA[name], "*", color=colour, markeredgecolor="black", markersize=12, clip_on=False)
+        axis.set(title=f"{column} accuracy", xlabel="round", xlim=(0, 1000), ylim=(60, 90))
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("accuracy (%)")
     axes[0].legend(frameon=False, loc="lower right")
-    figure.savefig(PICTURES / picture, dpi=100)
+    figure.savefig(PICTURES / "cifar10.png", dpi=100)
     plt.close(figure)
 
 
-def draw_one_network():
-    """The mean over three seeds."""
-    lines = [
-        ("fedproto-off", "no guidance", "grey"),
-        ("fedproto", "FedProto", "C0"),
-        ("fedtgp", "FedTGP", "C2"),
-        ("fedsa", "FedSA", "C3"),
-        ("fedsa-authors-settings", "FedSA, distance and λ1 of its code", "C1"),
-    ]
-    draw("cifar10.png", [(name, (0, 1, 2), label, colour, "-") for name, label, colour in lines], rounds=1000, accuracies=(60, 90),
-         published=[(FEDSA["fedproto"], "C0"), (FEDSA["fedtgp"], "C2"), (FEDSA["fedsa"], "C3")])
-
-
-def draw_four_networks():
-    """A line is one seed; seed 0 has the label."""
-    runs = read("cifar10-cross-device")
-    lines = []
-    for name, label, colour, style in [
-            ("fedproto-off-four", "no guidance", "grey", ".-"),
-            ("fedproto-four", "FedProto", "C0", ".-"),
-            ("fedtgp-four", "FedTGP", "C2", ".-"),
-            ("fedsa-four", "FedSA", "C3", ".-"),
-            ("fedproto", "FedProto, one network", "C0", ".--"),
-            ("fedproto-own-weights", "FedProto, one network, own initial weights", "C0", ".:")]:
-        for seed in runs[name] if name.endswith("-four") else [0]:
-            lines.append((name, [seed], label if seed == 0 else None, colour, style))
-    draw("cifar10-four.png", lines, rounds=160, accuracies=(0, 90))
-
-
 def main():
-    cross_device_four()
-    fmnist()
-    architectures()
-    features()
-    prototypes_of_fedproto()
     cross_device()
+    initial_weights()
+    plain_mean()
+    fedtgp_server()
     office_fedlsa()
+    sphere()
     office_fedplcc()
-    office_domains()
     fedfm()
-    left_open()
-    other_settings()
-    readme()
-    draw_one_network()
-    draw_four_networks()
+    other()
+    readme_global()
+    draw()
 
 
 if __name__ == "__main__":
