@@ -65,7 +65,7 @@ class Client:
     train: Images
     test: Images = None     # its own test images, where clients have models of their own
     val: Images = None      # images held back from training, where there is one global model; may be empty
-    net: nn.Module = None   # its own model, or its copy of the global model
+    net: nn.Module = None   # its own model; with one global model, a participant's copy of it
     domain: str = ""        # the domain of its images, with --partition domain
 
 
@@ -322,14 +322,17 @@ def make_clients(data, args):
 
 
 def make_federation(data, net, args, validation=0.0):
-    """K clients that share one global model `net` (each gets a copy) -> [Client], and the server's test images
-    {domain: Images}. The training images are divided; a client holds back a share `validation` of its own."""
+    """K clients that share one global model -> [Client], copies of `net` for a round's participants [Net], and the
+    server's test images {domain: Images}. The training images are divided; a client holds back a share `validation`
+    of its own."""
     if args.model in GROUPS:
         fail(f"--model {args.model}: one global model cannot be a group of architectures")
     training = torch.nonzero(~data.test).flatten()
     clients = []
     for i, (domain, train, val) in enumerate(divide(data, training, validation, args)):
-        clients.append(Client(i, train, val=val, net=copy.deepcopy(net), domain=domain))
+        clients.append(Client(i, train, val=val, domain=domain))
+    # not one for each client: with hundreds of clients, large models would fill the memory
+    client_nets = [copy.deepcopy(net) for _ in participants(clients, 1, args)]
 
     tests = {}
     for d, name in enumerate(data.domains):
@@ -337,7 +340,7 @@ def make_federation(data, net, args, validation=0.0):
         if len(index) == 0:
             exit_without_data(Path(args.data, args.dataset), f"the server needs test images of {name}")
         tests[name] = take(data, index, args.device)
-    return clients, tests
+    return clients, client_nets, tests
 
 
 def divide(data, index, held_back, args):

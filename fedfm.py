@@ -107,12 +107,12 @@ def main(args):
     data = load_dataset(args)
     mean, std = normalisation(args.dataset)
     net = build_net(data, args, mean=mean, std=std)                   # the global model
-    clients, tests = make_federation(data, net, args, validation=args.validation)
+    clients, client_nets, tests = make_federation(data, net, args, validation=args.validation)
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
 
     modules = [net]
     if args.lite:                                                     # clients keep their models for a rounds
-        modules += [client.net for client in clients]
+        modules += client_nets
     run = Run(args, modules=modules)                                  # modules: the models to checkpoint
     state = run.resume(no_anchors(C, D, args.device))                 # with --resume: from the checkpoint
     anchors = Anchors(*state)
@@ -122,6 +122,8 @@ def main(args):
         first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
         up = down = 0
+        for client, client_net in zip(chosen, client_nets, strict=True):
+            client.net = client_net
         if t == first:
             for client in chosen:
                 client.net.load_state_dict(net.state_dict())

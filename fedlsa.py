@@ -50,7 +50,7 @@ class Upload(NamedTuple):
 def main(args):
     data = load_dataset(args)
     net, I = build_sphere_net(data, args)                             # the global model, and its encoder's output size
-    clients, tests = make_federation(data, net, args)
+    clients, client_nets, tests = make_federation(data, net, args)
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
     with seeded(args.seed, "server"):
         anchor_net = AnchorNet(C, I, D).to(args.device)               # each round trains it further
@@ -66,7 +66,8 @@ def main(args):
             anchors, server_loss = server_update(anchor_net, net.classifier, args)         # Eqs. 3-5
             server_log = dict(server_loss=server_loss)
 
-        for client in chosen:
+        for client, client_net in zip(chosen, client_nets, strict=True):
+            client.net = client_net
             client.net.load_state_dict(net.state_dict())
         # [client_update(client, anchors, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, anchors, t, args)

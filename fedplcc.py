@@ -100,7 +100,7 @@ class Upload(NamedTuple):
 def main(args):
     data = load_dataset(args)
     net = build_net(data, args)                                       # the global model
-    clients, tests = make_federation(data, net, args)
+    clients, client_nets, tests = make_federation(data, net, args)
     D, net_size = args.feature_dim, model_size(net)
     if args.lam_corr is None:
         args.lam_corr = 10 * args.lam_contra                          # λ2 = 10 λ1
@@ -113,7 +113,8 @@ def main(args):
     for t in run.rounds():
         chosen = participants(clients, t, args)
         down = len(chosen) * (net_size + len(prototypes.vectors) * (D + 1))
-        for client in chosen:
+        for client, client_net in zip(chosen, client_nets, strict=True):
+            client.net = client_net
             client.net.load_state_dict(net.state_dict())
         given = None if fedavg else prototypes
         # [client_update(client, given, t, args) for client in chosen], but in parallel

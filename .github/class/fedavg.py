@@ -31,7 +31,7 @@ class Upload(NamedTuple):
 def main(args):
     data = load_dataset(args)
     net = build_net(data, args)                                       # the global model
-    clients, tests = make_federation(data, net, args)
+    clients, client_nets, tests = make_federation(data, net, args)
     net_size = model_size(net)
 
     run = Run(args, modules=[net])                                    # modules: the models to checkpoint
@@ -39,7 +39,8 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
-        for client in chosen:
+        for client, client_net in zip(chosen, client_nets, strict=True):
+            client.net = client_net
             client.net.load_state_dict(net.state_dict())
         # [client_update(client, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, t, args)
