@@ -188,9 +188,8 @@ def distances(a, b):
 
 
 def mean_where(values, mask):
-    """Mean of values (B,) over those that mask (B,) bool selects -> scalar, 0 if it selects none. The values left out
-    must be finite all the same: inf · 0 is nan. (`values[mask].mean()` would be nan for none, and on a GPU it waits
-    for their number.)"""
+    """Mean of those values (B,) that mask (B,) bool selects -> scalar, 0 if it selects none. The others must be finite
+    as well, because inf · 0 is nan."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 

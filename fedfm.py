@@ -46,7 +46,7 @@ from common import (Run, at_least, augment, average, build_net, class_means, dra
 
 BASE = dict(                # the paper's Section VII-A, unless a comment says otherwise
     clients=10,             # K
-    participation=1.0,
+    participation=1.0,      # Algorithm 1
     partition="dirichlet",  # NIID-1
     beta=0.5,               # β, NIID-1
     dominant_share=0.46,    # NIID-2; not in the paper: from the authors' code
@@ -118,7 +118,7 @@ def main(args):
     anchors = Anchors(*state)
 
     for t in run.rounds():
-        # FedFM-Lite's participants get the model in the first of a rounds and stay for all of them; elsewhere a = 1
+        # FedFM-Lite: the participants get the model in the first of a rounds and stay for all of them. FedFM: a = 1
         first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
         up = down = 0
@@ -151,7 +151,8 @@ def main(args):
             anchors = new_anchors(local_means, counts, anchors, args.aggregate)            # Eq. 9
             up += floats_of_means(counts, args)
 
-        scores = evaluate_global(net, tests, t, args) | evaluate_validation(net, clients, t, args)
+        scores = evaluate_global(net, tests, t, args)                 # of the newest average
+        scores |= evaluate_validation(net, clients, t, args)
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, tuple(anchors))
 
