@@ -111,7 +111,7 @@ def main(args):
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
 
     modules = [net]
-    if args.lite:                                                     # clients keep their models for a rounds
+    if args.lite:                                                     # participants keep their models for a rounds
         modules += client_nets
     run = Run(args, modules=modules)                                  # modules: the models to checkpoint
     state = run.resume(no_anchors(C, D, args.device))                 # with --resume: from the checkpoint
