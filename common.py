@@ -1,4 +1,4 @@
-"""What the six scripts share. No method lives here.
+"""What the six scripts share. A method's own equations are in its script, those of several methods in Part I.
 
     Part I    what a round needs: clients and models, participants, minibatches, class means, averages, evaluation,
               randomness

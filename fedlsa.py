@@ -6,22 +6,24 @@ the domains and lie close together. So FedLSA's server learns one anchor per cla
 classifier should recognise the anchors, and they should lie far apart. Clients scale their features to length 1 and
 pull them toward the anchor of their class.
 
-One round (C classes, |w| floats in the model, D features; the paper writes L):
-  1. The server trains its anchors for E_s steps (the paper: epochs) on the frozen global classifier's cross-entropy
-     (L_ACE, Eq. 3) + α · the similarity between anchors (L_SEP, Eq. 4).
+One round (D features, the paper writes L; |w| floats in the model):
+  1. The server trains its anchors for E_s steps on the frozen global classifier's cross-entropy (L_ACE, Eq. 3)
+     + α · the similarity between anchors (L_SEP, Eq. 4). In round 1 that classifier is untrained.
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
-  3. Each participant trains the model on cross-entropy (Eq. 9) + λ · contrast with the anchors (L_COM, Eq. 8).
+  3. Each participant trains the model on cross-entropy (Eq. 9)
+     + λ · a contrastive loss: features should be most similar to their class's anchor (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-Settings: 100 rounds with all ten clients; E_c = 5 epochs in batches of 64; E_s = 500; weights α, λ and temperature τ
-tuned over {0.02, 0.4}, {0.1, 0.7} and {0.1, 0.2}.
+On glyphs: 4 clients, one per domain, 20 images per class, 12 rounds, batches of 32; α, λ and τ as on office.
 What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1, as Eq. 6 requires; otherwise Eq. 4 has no lower bound.
 What the paper leaves open
-  α, λ, τ  are the first of each pair on digits, the second on office and PACS.
+  α, λ, τ  are tuned over two values each. We use the first of each on digits, the second on office and PACS.
   Shares   each client has 1 % of its domain on digits and 20 % on office (FPL's code), 30 % on PACS (MarsFL's).
+  Average  weighted by numbers of images, so on digits a client with SVHN counts ten times one with USPS.
+  Epochs   of the server are single steps, because it has no images.
 Equations, deviations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -30,6 +32,7 @@ Equations, deviations, published results: .github/papers/fedlsa.md. Our results:
     python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg (without --no-sphere: features of length 1)
 """
 
+import copy
 import math
 from typing import NamedTuple
 
@@ -37,10 +40,47 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from common import (Net, Run, at_least, architecture, average, build_extractor, draw_pictures, evaluate_global,
+from common import (Net, Run, at_least, architecture, average, build_extractor, draw_pictures, evaluate_global, fail,
                     for_each_client, load_dataset, make_federation, minibatches, model_size, not_negative, participants,
                     positive, run_script, seeded, summarize)
 
+# --- settings ---------------------------------------------------------------------------------------
+
+BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
+    clients=None,           # one for each domain; the paper's ten are in SETTINGS below
+    participation=1.0,      # ρ, Algorithm 1
+    partition="domain",     # "Datasets"
+    model="cnn4",           # ψ, the encoder
+    feature_dim=128,        # D; the paper writes L and gives no value
+    rounds=100,             # T
+    local_epochs=5,         # E_c
+    batch_size=64,          # B
+    lr=0.01,                # η; not in the paper: from FPL's code (github.com/WenkeHuang/RethinkFL)
+    momentum=0.9,           # the same
+    weight_decay=1e-5,      # the same
+    server_steps=500,       # E_s
+    compactness="vmf",      # Eq. 8
+)
+# The paper tunes α (Eq. 5), λ (Eq. 10) and τ (Eqs. 4 and 8) over two values each, without saying which data set uses
+# which. A small λ does worse on office, it says, and α and λ hardly matter on digits. So we give digits the first of
+# each, and office the second.
+VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
+VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
+SETTINGS = {
+    "digits": dict(VALUES_FOR_DIGITS, domain_fraction=0.01,
+                   domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # "Datasets"
+    # domain fractions are not in the paper: FPL's code on digits and office, MarsFL's by the same authors on PACS
+    # ten clients take the domains in turn: on office amazon 3, caltech 3, dslr 2, webcam 2
+    "office": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.2, image_size=32),     # 32 and 225 pixels: Table 1
+    "pacs": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.3, image_size=225),
+    # not from the paper: other folders with domains, other data sets, glyphs
+    "domains": VALUES_FOR_OFFICE,
+    "default": dict(VALUES_FOR_DIGITS, clients=10, partition="dirichlet", beta=0.5),
+    "glyphs": dict(VALUES_FOR_OFFICE, images_per_class=20, rounds=12, batch_size=32, checkpoint_every=0),
+}
+
+
+# --- the rounds -------------------------------------------------------------------------------------
 
 class Upload(NamedTuple):
     model: dict         # the trained model's state_dict
@@ -48,23 +88,27 @@ class Upload(NamedTuple):
 
 
 def main(args):
+    if args.no_sphere and args.lam > 0:
+        fail("--no-sphere: only with --lam 0, because the anchors need features of length 1 (Eq. 8)")
     data = load_dataset(args)
     net, I = build_sphere_net(data, args)                             # the global model, and its encoder's output size
     clients, client_nets, tests = make_federation(data, net, args)
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
+    fedavg = args.lam == 0                                            # then there are no anchors
     with seeded(args.seed, "server"):
-        anchor_net = AnchorNet(C, I, D).to(args.device)               # each round trains it further
+        anchor_net = AnchorNet(C, I, D).to(args.device)
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    anchors = anchor_net().detach() if args.lam > 0 else None         # (C, D), trained in each round; None: FedAvg
+    # (C, D). Every round trains them before use; a finished run that is resumed has no round left, but draws them
+    anchors = None if fedavg else anchor_net().detach()
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
         server_log = {}
-        if args.lam > 0:
+        if not fedavg:
             anchors, server_loss = server_update(anchor_net, net.classifier, args)         # Eqs. 3-5
-            server_log = dict(server_loss=server_loss)
+            server_log["server_loss"] = server_loss
 
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
@@ -78,7 +122,7 @@ def main(args):
         scores = evaluate_global(net, tests, t, args)
         up = len(chosen) * net_size
         down = len(chosen) * net_size
-        if args.lam > 0:
+        if not fedavg:
             down += len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down, **server_log)
         run.checkpoint(t)
@@ -125,17 +169,18 @@ def compactness(h, y, anchors, tau):
 
 
 def l2_distance(h, y, anchors):
-    """Replaces L_COM where Tables 4 and 5 have L_SEP alone: ‖h_b − a_{y_b}‖, mean over the batch. The paper has no
-    formula for it. Shapes as in compactness -> scalar."""
+    """In place of L_COM, for the rows of Tables 4 and 5 with L_SEP alone: the distance between a feature and the anchor
+    of its class, mean over the batch. The paper has no formula for it. Shapes as in compactness -> scalar."""
     return (h - anchors[y]).norm(dim=1).mean()
 
 
 # --- the server -------------------------------------------------------------------------------------
 
 class AnchorNet(nn.Module):
-    """A = nor(Θ(R)) -> (C, D). R (C, I) and the two layers of Θ are trained; I is the size of the encoder's output.
+    """Calling it gives all anchors, A = nor(Θ(R)), (C, D). R (C, I) is one trainable vector per class; I is the size of
+    the encoder's output. Θ has two layers and is trained as well. nor scales each anchor to length 1.
 
-    The paper's A = Θ(R) is not normalised. The standard normal R, the ReLU and the hidden width I are our choices."""
+    The paper's A = Θ(R) is not normalised. Our choices: R starts standard normal, Θ has a ReLU and hidden width I."""
 
     def __init__(self, C, I, D):
         super().__init__()
@@ -152,7 +197,7 @@ def server_update(anchor_net, classifier, args):
 
     The paper has E_s epochs; we read each as one step on all C anchors. Algorithm 1 uses one learning rate on
     both sides; ours also share momentum and weight decay."""
-    # the optimiser holds only the anchors' parameters, so the classifier stays frozen
+    classifier = copy.deepcopy(classifier).requires_grad_(False)      # frozen
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
     for _ in range(args.server_steps):
@@ -198,7 +243,7 @@ def build_sphere_net(data, args):
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # this name seeds the weights of our results
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # this text seeds the weights; do not change it
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)
@@ -218,51 +263,18 @@ def build_encoder(data, args):
     return encoder, outputs
 
 
-# --- settings ---------------------------------------------------------------------------------------
-
-BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
-    clients=None,           # one for each domain; the paper's ten are in SETTINGS below
-    participation=1.0,      # Algorithm 1
-    partition="domain",     # "Datasets"
-    model="cnn4",           # the encoder
-    feature_dim=128,        # the paper's L, without a value
-    rounds=100,             # T
-    local_epochs=5,         # E_c
-    batch_size=64,
-    lr=0.01,                # not in the paper: from FPL's code (github.com/WenkeHuang/RethinkFL)
-    momentum=0.9,           # the same
-    weight_decay=1e-5,      # the same
-    server_steps=500,       # E_s
-    compactness="vmf",      # Eq. 8
-)
-# The paper gives two values each for α, λ and τ, but not which data set uses which. It says that a small λ does worse
-# on office and that α and λ hardly matter on digits. Digits and data without domains get the first of each, the others
-# the second. Domain fractions are those of FPL's code, on PACS those of MarsFL by the same authors.
-VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
-VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
-SETTINGS = {
-    "digits": dict(VALUES_FOR_DIGITS, domain_fraction=0.01,
-                   domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # "Datasets"
-    # ten clients take the domains in turn: on office amazon 3, caltech 3, dslr 2, webcam 2
-    "office": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.2, image_size=32),     # 32 and 225 pixels: Table 1
-    "pacs": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.3, image_size=225),
-    # not from the paper: other folders with domains, other data sets, glyphs
-    "domains": VALUES_FOR_OFFICE,
-    "default": dict(VALUES_FOR_DIGITS, clients=10, partition="dirichlet", beta=0.5),
-    "glyphs": dict(VALUES_FOR_OFFICE, images_per_class=20, rounds=12, batch_size=32, checkpoint_every=0),
-}
-
+# --- flags ------------------------------------------------------------------------------------------
 
 def add_flags(group):
     group.add_argument("--lam", type=not_negative,
-                       help="λ in Eq. 10, weight of the compactness; 0: FedAvg with features of length 1")
+                       help="λ in Eq. 10, weight of L_COM; 0: FedAvg with features of length 1")
     group.add_argument("--alpha", type=not_negative, help="α in Eq. 5, weight of the anchors' separation")
     group.add_argument("--tau", type=positive, help="τ in Eqs. 4 and 8, the temperature")
     group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")
     group.add_argument("--compactness", choices=["vmf", "l2"],
-                       help="vmf: Eq. 8; l2: the distance to the anchor (Tables 4 and 5)")
+                       help="L_COM. vmf: Eq. 8; l2: the distance to the anchor (Tables 4 and 5)")
     group.add_argument("--no-sphere", action="store_true",
-                       help="do not scale features to length 1; with --lam 0 this is FedAvg")
+                       help="do not scale features to length 1; only with --lam 0, and together they are FedAvg")
 
 
 if __name__ == "__main__":

@@ -4,22 +4,23 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
 
 Every client keeps its own model, of any architecture. Clients share one vector per class, the prototype: the mean
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
-features toward the average for their class. So a class should end up in the same place in every client's feature space.
+features toward the average for their class.
 
-One round (m participants, C classes, C_i of them at client i, D features; the paper writes K):
+One round (C_i classes at client i, D features; the paper writes K):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
-  4. The server averages them, weighted by the counts (Eq. 3).
-Every client is then tested on a held-out 25 % of its images by nearest prototype, as in the paper, and by classifier.
+  4. The server averages the means, weighted by the counts (Eq. 3). A class that nobody sent keeps its prototype.
+Every client then classifies its held-out images (25 %) twice: with the nearest prototype, as in the paper, and with its
+own classifier.
 
-Settings: 1000 rounds with all 20 clients; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1; eight architectures
-(--model htfe8). Our default is one small CNN; fmnist and glyphs use the paper's eight small ones.
+On glyphs: eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9; incomplete batches are kept.
 What we changed
-  Eq. 4      is computed per sample, not per class mean: scatter within a class counts, and frequent classes weigh more.
-  Eq. 3      averages over the round's participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
-  Order      clients train before they upload, so in round 1 they have no prototypes; in the text they upload first.
-  Partition  a client that already holds an equal share of all images gets none of the remaining classes.
+  Eq. 4      compares samples, not class means. So it penalises scatter within a class, and frequent classes weigh more.
+  Eq. 3      averages over the participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
+  Order      clients train before they upload; in the paper's text they upload first.
+  Partition  a client that holds 1/K of all images is dealt no more.
+  Accuracy   pools all test images; the paper seems to average over clients.
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
@@ -36,8 +37,37 @@ import torch
 import torch.nn.functional as F
 
 from common import (Run, class_means, draw_pictures, evaluate_personal, for_each_client, load_dataset, make_clients,
-                    minibatches, not_negative, participants, run_script, summarize)
+                    mean_where, minibatches, not_negative, participants, run_script, summarize)
 
+# --- settings ---------------------------------------------------------------------------------------
+
+BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
+    clients=20,             # K; the paper writes M
+    participation=1.0,      # ρ
+    partition="dirichlet",  # "Statistical heterogeneity", the practical setting
+    beta=0.1,               # β
+    model="cnn4",           # FedSA's Table 1; this paper has several architectures, see --model htfe8
+    feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
+    rounds=1000,            # T
+    local_epochs=1,         # E
+    batch_size=10,          # B
+    batches="full",         # not in the paper: the authors' HtFLlib drops the last incomplete batch
+    lr=0.01,                # η
+    momentum=0.0,           # the paper names no optimiser: plain SGD
+    weight_decay=0.0,
+    lam=0.1,                # λ, Eq. 4
+    distance="euclidean",   # φ, text below Eq. 4
+)
+SETTINGS = {
+    "default": BASE,
+    "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
+    # not from the paper: the built-in digits
+    "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
+                   momentum=0.9, checkpoint_every=0),
+}
+
+
+# --- the rounds -------------------------------------------------------------------------------------
 
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
@@ -52,8 +82,8 @@ def main(args):
 
     run = Run(args, modules=[client.net for client in clients])       # modules: the models to checkpoint
     prototypes = torch.zeros(C, D, device=args.device)
-    has_prototype = torch.zeros(C, dtype=torch.bool, device=args.device)
-    prototypes, has_prototype = run.resume((prototypes, has_prototype))                # with --resume: from the checkpoint
+    has_prototype = torch.zeros(C, dtype=torch.bool, device=args.device)  # at first no class has one
+    prototypes, has_prototype = run.resume((prototypes, has_prototype))  # with --resume: from the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -80,8 +110,8 @@ def main(args):
 # --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, prototypes, has_prototype, t, args):
-    """Train the client's own model for E epochs (Eq. 4) -> Upload, with the trained model's class means over all
-    its training images, in eval mode."""
+    """Train the client's own model for E epochs (Eq. 4). Then compute its class means (Eq. 2) over all its training
+    images, in eval mode -> Upload."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay, fused=True)
@@ -106,24 +136,26 @@ def local_loss(net, x, y, prototypes, has_prototype, args):
     return cross_entropy + args.lam * prototype_distance(z, y, prototypes, has_prototype, args.distance)
 
 
-def prototype_distance(z, y, prototypes, has_prototype, distance):
+def prototype_distance(z, y, prototypes, has_prototype, kind):
     """Second term of Eq. 4: the distance φ between a sample's features and the prototype of its class, averaged over
-    the samples whose class has one. The paper applies φ to class means. "mse" is the squared distance divided by D.
+    the samples whose class has one. The paper applies φ to class means.
+
+    kind "euclidean"  the length of the difference, as in the paper
+         "mse"        its square divided by D
 
     z (B, D), y (B,), prototypes (C, D), has_prototype (C,) bool -> scalar; 0 if no sample's class has a prototype."""
-    mask = has_prototype[y]
     difference = z - prototypes[y]
-    if distance == "euclidean":
+    if kind == "euclidean":
         phi = difference.norm(dim=1)
-    else:                                                             # "mse"
+    else:
         phi = difference.square().mean(dim=1)
-    return (phi * mask).sum() / mask.sum().clamp(min=1)
+    return mean_where(phi, has_prototype[y])
 
 
 # --- the server -------------------------------------------------------------------------------------
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants. n_ic is |𝒟_ic|.
+    """Eq. 3 over the participants, without its factor 1/|𝒩_c|. n_ic is the paper's |𝒟_ic|.
 
     local_prototypes P_i^c (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
@@ -131,33 +163,7 @@ def weighted_mean(local_prototypes, counts):
     return mean, total > 0
 
 
-# --- settings ---------------------------------------------------------------------------------------
-
-BASE = dict(                # from the paper's "Implementation Details", unless a comment says otherwise
-    clients=20,
-    participation=1.0,      # ρ
-    partition="dirichlet",  # "Statistical heterogeneity", the practical setting
-    beta=0.1,               # "Statistical heterogeneity"
-    model="cnn4",           # FedSA's Table 1; the paper: htfe8
-    feature_dim=512,        # "Model heterogeneity"
-    rounds=1000,
-    local_epochs=1,
-    batch_size=10,
-    batches="full",         # not in the paper: HtFLlib (FedTGP's authors) drops the last incomplete batch
-    lr=0.01,                # η
-    momentum=0.0,           # the paper names no optimiser: plain SGD
-    weight_decay=0.0,
-    lam=0.1,                # λ
-    distance="euclidean",   # text below Eq. 4
-)
-SETTINGS = {
-    "default": BASE,
-    "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # not from the paper: drawn digits
-    "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
-                   momentum=0.9, checkpoint_every=0),
-}
-
+# --- flags ------------------------------------------------------------------------------------------
 
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: clients train alone")

@@ -2,26 +2,27 @@
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Prototypes averaged from biased clients are biased. FedSA replaces them with semantic anchors: one random vector per
-class, which moves only slightly toward the clients' class means. Clients pull each feature vector toward the anchor of
-its class and push it away from the others. They also train their classifiers on the anchors.
+class that hardly follows the clients. Clients pull each feature vector toward the anchor of its class, push it away
+from the others by a margin, and train their classifiers on the anchors as well.
 
-One round (m participants, C classes, C_i of them at client i, D features):
+One round (C_i classes at client i, D features):
   1. The server sends its anchors.                                                     C · D floats to each
-  2. Each participant trains its model on cross-entropy
-     + λ1 · the distance of each feature vector to the anchor of its class (L_R, Eq. 5)
+  2. Each participant trains on cross-entropy
+     + λ1 · the distance of its features to their class's anchor (L_R, Eq. 5)
      + λ2 · a contrastive loss: that anchor should be nearer than any other, by a margin d* (L_MCL, Eqs. 6 and 7)
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
-  4. The server averages them, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
-Every client is then tested on a held-out 25 % of its images by classifier and by nearest anchor; the paper does not say
-which of the two it uses.
+  4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
+Every client then classifies its held-out images (25 %) twice: with the nearest anchor and with its own classifier. The
+paper does not say which it uses.
 
-Settings: 1000 rounds with all 20 clients (cross-silo, our default) or 10 of 100 (cross-device, the paper's main
-setting); Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ1 = 0.1; λ2 = 0.01 for one architecture, 1 for several;
-λ3 = 1; α = 0.9999.
+On glyphs: eight small CNNs, so λ2 = 1; 30 % of the images, 10 rounds, E = 3, momentum 0.9; incomplete batches are kept.
 What we changed
   Eqs. 5, 7  average over samples, not class means. The paper sums Eq. 5 over classes, so there λ1 = 0.1 pulls harder.
+  Eq. 3      averages over the participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
+  Eq. 8      uses a classifier with a bias, as in the authors' code.
   Anchors    pass through a small frozen network, as in the authors' code; the paper gives no loss to train it.
+  Partition  a client that holds 1/K of all images is dealt no more.
 What the paper leaves open
   Class means      for the margin are taken before training, those for Eq. 3 after it.
   Initial weights  are the same for clients with the same extractor.
@@ -43,6 +44,38 @@ from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate
                     load_dataset, make_clients, minibatches, not_negative, participants, run_script, seeded,
                     share_or_zero, summarize)
 
+# --- settings ---------------------------------------------------------------------------------------
+
+BASE = dict(                # the paper's "Implementation details", unless a comment says otherwise
+    clients=20,             # K, cross-silo; cross-device: 100; the paper writes m
+    participation=1.0,      # ρ, cross-silo; cross-device: 0.1
+    partition="dirichlet",  # "Statistical heterogeneity"
+    beta=0.1,               # β
+    model="cnn4",           # "Statistical heterogeneity"
+    feature_dim=512,        # D, under "Model heterogeneity"
+    rounds=1000,            # T
+    local_epochs=1,         # E
+    batch_size=10,          # B
+    batches="full",         # not in the paper: drops the last incomplete batch, as the authors' code does
+    lr=0.01,                # η; the paper writes λ
+    momentum=0.0,           # the paper names no optimiser: plain SGD
+    weight_decay=0.0,
+    lam_r=0.1,              # λ1, Eq. 9
+    lam_mcl=None,           # λ2, Eq. 9: 0.01 for one architecture and 1 for several; main sets it
+    lam_cc=1.0,             # λ3, Eq. 9
+    alpha=0.9999,           # α, Eq. 10
+    distance="euclidean",   # d, text below Eq. 5
+    projection="mlp",       # the paper does not describe the layer; this is the authors' code
+)
+SETTINGS = {
+    "default": BASE,
+    # not from the paper: the built-in digits
+    "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
+                   momentum=0.9, checkpoint_every=0),
+}
+
+
+# --- the rounds -------------------------------------------------------------------------------------
 
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
@@ -54,7 +87,8 @@ def main(args):
     data = load_dataset(args)
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
-
+    if args.lam_mcl is None:
+        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2; a model of GROUPS is several architectures
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
 
@@ -85,8 +119,8 @@ def main(args):
 # --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, anchors, t, args):
-    """Train the client's own model for E epochs (Eq. 9) -> Upload, with the trained model's class means over all
-    its training images, in eval mode.
+    """Train the client's own model for E epochs (Eq. 9). Then compute its class means (Eq. 2) over all its training
+    images, in eval mode -> Upload.
 
     d* is the larger of two margins: that of the anchors and that of the client's class means. The paper gives no
     formula for the first; we use Eq. 6 for both."""
@@ -117,30 +151,27 @@ def local_loss(net, x, y, anchors, margin, args):
     l_r = regularization(z, y, anchors, args.distance)
     l_mcl = margin_contrastive(z, y, anchors, margin)
     l_cc = classifier_calibration(net.classifier, anchors)
-    return cross_entropy + args.lam_r * l_r + lambda_2(args) * l_mcl + args.lam_cc * l_cc  # λ2 depends on --model
+    return cross_entropy + args.lam_r * l_r + args.lam_mcl * l_mcl + args.lam_cc * l_cc
 
 
-def lambda_2(args):
-    """λ2: --lam-mcl, or the paper's value for one architecture and for several."""
-    if args.lam_mcl is not None:
-        return args.lam_mcl
-    return 1.0 if args.model in GROUPS else 0.01                      # GROUPS: --model values that mix architectures
+def regularization(z, y, anchors, kind):
+    """L_R, Eq. 5: the distance d between a sample's features and the anchor of its class, averaged over the batch. The
+    paper sums d over the client's class means.
 
-
-def regularization(z, y, anchors, distance):
-    """L_R, Eq. 5: the distance d(z_b, Ā^{y_b}) of a sample to the anchor of its class, averaged over the batch. The
-    paper sums over a client's class means instead. "mse" is the squared distance divided by D.
+    kind "euclidean"  the length of the difference, as in the paper
+         "mse"        its square divided by D
 
     z (B, D), y (B,), anchors (C, D) -> scalar."""
     difference = z - anchors[y]
-    if distance == "euclidean":
+    if kind == "euclidean":
         return difference.norm(dim=1).mean()
-    return difference.square().mean()                                 # "mse"
+    return difference.square().mean()
 
 
 def average_margin(points):
     """Eq. 6, the margin d_i of N points, which are a client's class means or the anchors. d is the Euclidean distance.
-    The paper's divisor makes it larger than the mean distance between two points.
+    The paper's divisor makes it larger than the mean distance between two points. (margins.png shows another margin,
+    the distance to the nearest other class.)
 
     points (N, D) -> scalar; 0 for one point, where Eq. 6 is 0/0."""
     N = len(points)
@@ -186,7 +217,7 @@ def make_anchors(C, D, projection):
 
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 without its factor 1/|𝒩_c|: P̄^c = Σ_i n_ic P_i^c / Σ_i n_ic over the round's participants.
+    """Eq. 3 over the participants, without its factor 1/|𝒩_c|. n_ic is the paper's |𝒟_ic|.
 
     local_prototypes P_i^c (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
@@ -195,43 +226,14 @@ def weighted_mean(local_prototypes, counts):
 
 
 def ema(anchors, averages, uploaded, alpha):
-    """Eq. 10: move the anchors Ā slightly toward the averages P̄. A class that no participant uploaded keeps its anchor.
+    """Eq. 10: move the anchors Ā slightly toward the averages P̄. A class that nobody uploaded keeps its anchor.
 
     anchors, averages (C, D), uploaded (C,) bool, alpha α -> anchors (C, D)."""
     moved = alpha * anchors + (1 - alpha) * averages
     return torch.where(uploaded[:, None], moved, anchors)
 
 
-# --- settings ---------------------------------------------------------------------------------------
-
-BASE = dict(                # from the paper's "Implementation details", unless a comment says otherwise
-    clients=20,             # cross-silo; cross-device: 100
-    participation=1.0,      # ρ, cross-silo; cross-device: 0.1
-    partition="dirichlet",  # "Statistical heterogeneity"
-    beta=0.1,               # "Statistical heterogeneity"
-    model="cnn4",           # "Statistical heterogeneity"
-    feature_dim=512,        # "Model heterogeneity"
-    rounds=1000,
-    local_epochs=1,
-    batch_size=10,
-    batches="full",         # not in the paper: drops the last incomplete batch, as the authors' code does
-    lr=0.01,                # the paper's λ
-    momentum=0.0,           # the paper names no optimiser: plain SGD
-    weight_decay=0.0,
-    lam_r=0.1,              # λ1
-    lam_mcl=None,           # λ2: 0.01 for one architecture, 1 for several, see lambda_2
-    lam_cc=1.0,             # λ3
-    alpha=0.9999,           # α
-    distance="euclidean",   # text below Eq. 5
-    projection="mlp",       # the paper does not describe the layer; this is the authors' code
-)
-SETTINGS = {
-    "default": BASE,
-    # not from the paper: drawn digits
-    "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
-                   momentum=0.9, checkpoint_every=0),
-}
-
+# --- flags ------------------------------------------------------------------------------------------
 
 def add_flags(group):
     group.add_argument("--lam-r", type=not_negative,

@@ -1,27 +1,28 @@
 """FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
-FedProto averages the clients' prototypes. The averages lie closer together than the best-separated client's own
-prototypes, so classes are harder to tell apart. FedTGP's server trains its prototypes instead. Each client prototype
-should be nearer to the global prototype of its class than to any other, by a margin δ that the server recomputes every
-round.
+FedProto averages the clients' prototypes. The paper observes that the averages lie closer together than the prototypes
+of a client that separates its classes well. FedTGP's server trains its prototypes instead: each client prototype should
+be nearer to the global prototype of its class than to any other, by a margin δ.
 
-One round (m participants, C classes, C_i of them at client i, D features; the paper writes K):
+One round (C_i classes at client i, D features; the paper writes K):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 11).
-  3. It sends its prototypes, the class means (Eq. 2), but no class counts.            C_i · D floats
-  4. The server computes δ, the largest distance between two class centres (plain means of the clients' prototypes),
-     capped at τ (Eq. 9). For S epochs it trains one vector per class and a small network that maps these vectors to
-     prototypes (Eq. 10).
-Every client is then tested on a held-out 25 % of its images by nearest prototype, as in the paper, and by classifier.
+  3. It sends its class means (Eq. 2), but no class counts.                            C_i · D floats
+  4. The server sets δ to the largest distance between two class centres (unweighted means of what the clients sent),
+     at most τ (Eq. 9). For S epochs it trains one vector per class and a small network F, which maps the vectors to
+     prototypes (Eq. 10). Both start from where the last round left them.
+Every client then classifies its held-out images (25 %) twice: with the nearest prototype, as in the paper, and with its
+own classifier.
 
-Settings: 1000 rounds with all 20 clients; Dirichlet β = 0.1; E = 1 epoch in batches of 10; λ = 0.1; τ = 100; S = 100;
-eight architectures (--model htfe8). Our default is one small CNN; fmnist and glyphs use the paper's eight small ones.
+On glyphs: eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9; incomplete batches are kept.
 What we changed
-  Eq. 11  is computed per sample, not per class mean, so scatter within a class counts and frequent classes weigh more.
-  Eq. 10  is a mean over a batch, not a sum.
+  Eq. 11     compares samples, not class means. So it penalises scatter within a class, and frequent classes weigh more.
+  Eq. 10     is a mean over a batch, not a sum over all that the clients sent.
+  Partition  a client that holds 1/K of all images is dealt no more.
+  Accuracy   pools all test images; the paper seems to average over clients.
 What the paper leaves open
-  Server           trains with plain SGD and the clients' learning rate and batch size.
+  Server           trains by plain SGD with the clients' learning rate and batch size, and keeps its incomplete batch.
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
@@ -41,6 +42,38 @@ from common import (Run, at_least, class_means, distances, draw_pictures, evalua
                     generator, load_dataset, make_clients, minibatches, not_negative, participants, run_script, seeded,
                     summarize)
 
+# --- settings ---------------------------------------------------------------------------------------
+
+BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
+    clients=20,             # K; the paper writes M
+    participation=1.0,      # ρ
+    partition="dirichlet",  # "Statistical heterogeneity", the practical setting
+    beta=0.1,               # β
+    model="cnn4",           # FedSA's Table 1; this paper has several architectures, see --model htfe8
+    feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
+    rounds=1000,            # T
+    local_epochs=1,         # E
+    batch_size=10,          # B
+    batches="full",         # not in the paper: the authors' HtFLlib drops the last incomplete batch
+    lr=0.01,                # η
+    momentum=0.0,           # the paper names no optimiser: plain SGD
+    weight_decay=0.0,
+    lam=0.1,                # λ, Eq. 11
+    distance="euclidean",   # φ, text below Eq. 4
+    margin_rule="pairwise",  # δ, Eq. 9
+    tau=100.0,              # τ, Eq. 9
+    server_epochs=100,      # S
+)
+SETTINGS = {
+    "default": BASE,
+    "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
+    # not from the paper: the built-in digits
+    "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
+                   momentum=0.9, checkpoint_every=0),
+}
+
+
+# --- the rounds -------------------------------------------------------------------------------------
 
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
@@ -53,12 +86,12 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
     with seeded(args.seed, "server"):
-        prototype_net = PrototypeNet(C, D, args.no_mlp).to(args.device)            # trained further each round
+        prototype_net = PrototypeNet(C, D, args.no_mlp).to(args.device)
 
     # modules: the models to checkpoint
     run = Run(args, modules=[client.net for client in clients] + [prototype_net])
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    prototypes = prototype_net().detach()                             # (C, D)
+    prototypes = prototype_net().detach()                             # (C, D), untrained before round 1
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -68,13 +101,12 @@ def main(args):
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
         owned = torch.stack([upload.owned for upload in uploads])                          # (m, C)
         margin = server_margin(local_prototypes, owned, args)                              # Eq. 9
-        prototypes, server_losses = server_update(prototype_net, local_prototypes, owned, margin, t, args)  # Eq. 10
+        prototypes, server_loss = server_update(prototype_net, local_prototypes, owned, margin, t, args)  # Eq. 10
 
         scores = evaluate_personal(clients, prototypes, t, args)
         up = owned.sum() * D                                          # Σ_i C_i · D
         down = len(chosen) * C * D
-        run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_losses.mean(),
-                   last_batch_loss=server_losses[-1], margin=margin)  # the authors' "Server loss" is the last batch's
+        run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_loss, margin=margin)
         run.checkpoint(t)
 
     results = summarize(run)
@@ -85,8 +117,8 @@ def main(args):
 # --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, prototypes, t, args):
-    """Train the client's own model for E epochs (Eq. 11) -> Upload, with the trained model's class means over all
-    its training images, in eval mode."""
+    """Train the client's own model for E epochs (Eq. 11). Then compute its class means (Eq. 2) over all its training
+    images, in eval mode -> Upload."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay, fused=True)
@@ -109,15 +141,18 @@ def local_loss(net, x, y, prototypes, args):
     return cross_entropy + args.lam * prototype_distance(z, y, prototypes, args.distance)
 
 
-def prototype_distance(z, y, prototypes, distance):
+def prototype_distance(z, y, prototypes, kind):
     """Second term of Eq. 11: the distance φ between a sample's features and the prototype of its class, averaged over
-    the batch. The paper applies φ to class means. "mse" is the squared distance divided by D.
+    the batch. The paper applies φ to class means.
+
+    kind "euclidean"  the length of the difference, as in the paper
+         "mse"        its square divided by D
 
     z (B, D), y (B,), prototypes (C, D) -> scalar."""
     difference = z - prototypes[y]
-    if distance == "euclidean":
+    if kind == "euclidean":
         return difference.norm(dim=1).mean()
-    return difference.square().mean()                                 # "mse"
+    return difference.square().mean()
 
 
 # --- the server -------------------------------------------------------------------------------------
@@ -141,24 +176,28 @@ class PrototypeNet(nn.Module):
 
 
 def server_margin(local_prototypes, owned, args):
-    """The margin δ of this round, by --margin-rule: "pairwise" is Eq. 9, "nearest" is the authors' code, "fixed" and
-    "none" are ablations in Table 6. local_prototypes (m, C, D), owned (m, C) bool -> scalar."""
+    """The margin δ of this round. local_prototypes (m, C, D), owned (m, C) bool -> scalar.
+
+    --margin-rule pairwise  Eq. 9
+                  nearest   the authors' code
+                  fixed     τ: Table 6, ablation FM; the paper gives no value
+                  none      0: Table 6, ablation SCL (Eq. 6)"""
     centres = class_centres(local_prototypes, owned)
     if args.margin_rule == "pairwise":
         return adaptive_margin(centres, args.tau)
     if args.margin_rule == "nearest":
         return largest_nearest_distance(centres, args.tau)
-    if args.margin_rule == "fixed":                                   # ablation FM; the paper gives no value
+    if args.margin_rule == "fixed":
         return args.tau
-    return 0.0                                                        # "none": ablation SCL, Eq. 6
+    return 0.0
 
 
 def class_centres(local_prototypes, owned):
-    """Q^c of Eq. 9: the plain mean of the clients' prototypes of class c, for the U classes that were uploaded.
+    """Q^c of Eq. 9: the unweighted mean of the clients' prototypes of class c, for the U classes that were uploaded.
 
-    local_prototypes (m, C, D), owned (m, C) bool -> (U, D)."""
+    local_prototypes (m, C, D), zero where the client lacks the class, owned (m, C) bool -> (U, D)."""
     owners = owned.sum(0)                                             # (C,) how many clients have each class
-    total = (local_prototypes * owned[:, :, None]).sum(0)             # (C, D)
+    total = local_prototypes.sum(0)                                   # (C, D)
     uploaded = owners > 0
     return total[uploaded] / owners[uploaded][:, None]
 
@@ -183,7 +222,7 @@ def largest_nearest_distance(centres, tau):
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     """Train the global prototypes on the clients' prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches
-    -> P̂ (C, D), and the losses of the last epoch's batches.
+    -> P̂ (C, D), and the mean loss over the last epoch's batches.
 
     local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar."""
     p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
@@ -191,7 +230,7 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr, fused=True)        # no momentum
     for _ in range(args.server_epochs):
-        losses = []                                                   # only the last epoch's are returned
+        losses = []
         order = torch.from_numpy(rng.permutation(len(p))).to(p.device)
         for index in order.split(args.batch_size):
             prototypes = prototype_net()                              # (C, D), with gradient
@@ -200,7 +239,7 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
-    return prototype_net().detach(), torch.stack(losses)
+    return prototype_net().detach(), torch.stack(losses).mean()
 
 
 def margin_contrastive(p, labels, prototypes, margin):
@@ -213,36 +252,7 @@ def margin_contrastive(p, labels, prototypes, margin):
     return F.cross_entropy(logits, labels)
 
 
-# --- settings ---------------------------------------------------------------------------------------
-
-BASE = dict(                # from the paper's "Implementation Details", unless a comment says otherwise
-    clients=20,
-    participation=1.0,      # ρ
-    partition="dirichlet",  # "Statistical heterogeneity", the practical setting
-    beta=0.1,               # "Statistical heterogeneity"
-    model="cnn4",           # FedSA's Table 1; the paper: htfe8
-    feature_dim=512,        # "Model heterogeneity"
-    rounds=1000,
-    local_epochs=1,
-    batch_size=10,
-    batches="full",         # not in the paper: HtFLlib (the authors' library) drops the last incomplete batch
-    lr=0.01,                # η
-    momentum=0.0,           # the paper names no optimiser: plain SGD
-    weight_decay=0.0,
-    lam=0.1,                # λ
-    distance="euclidean",   # text below Eq. 4
-    margin_rule="pairwise",  # Eq. 9
-    tau=100.0,              # τ
-    server_epochs=100,      # S
-)
-SETTINGS = {
-    "default": BASE,
-    "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # not from the paper: drawn digits
-    "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
-                   momentum=0.9, checkpoint_every=0),
-}
-
+# --- flags ------------------------------------------------------------------------------------------
 
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 11, weight of the distance")

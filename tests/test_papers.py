@@ -1,11 +1,12 @@
 """What each script presets for each data set. Where a value stands in its paper is said beside SETTINGS."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
-import common, fedsa
-from conftest import arguments
+import common
+from conftest import SMALL, arguments
 
 # one model for each client
 FEDPROTO = dict(
@@ -78,7 +79,9 @@ def test_settings(script, dataset, tmp_path):
     assert set(common.preset(SimpleNamespace(**found), __import__(script).SETTINGS)) <= set(want)
 
 
-def test_fedsa_eq9_lambda_2():
-    """λ2 is 0.01, or 1 for a group, unless it is typed."""
-    for words, want in ("--model cnn4", 0.01), ("--model htfe8", 1), ("--lam-mcl 0 --model htfe8", 0):
-        assert fedsa.lambda_2(arguments("fedsa", words)) == want
+@pytest.mark.parametrize("words, want", [("--model cnn4", 0.01), ("--model htcnn8", 1),
+                                         ("--lam-mcl 0 --model htcnn8", 0)])
+def test_fedsa_eq9_lambda_2(words, want, run):
+    """λ2 is 0.01, or 1 for a group, unless it is typed. args.json says which."""
+    folder = run("fedsa", SMALL["fedsa"], "--rounds 1", words).folder
+    assert json.loads((folder / "args.json").read_text())["lam_mcl"] == want

@@ -69,7 +69,7 @@ def test_trials_print_mean_and_std_with_their_seeds(run):
     "fedtgp --margin-rule fixed --partition pathological --clients 4 --classes-per-client 1",
     "fedsa --projection linear --distance mse --participation 0.25",
     "fedsa --projection none --alpha 0 --partition missing --clients 4 --missing 9",
-    "fedlsa --compactness l2 --alpha 0 --no-sphere --batches full --partition iid --clients 3",
+    "fedlsa --compactness l2 --alpha 0 --batches full --partition iid --clients 3",
     "fedplcc --uniform-weights --phi 1 --alpha 0.25 --partition pathological --clients 3 --classes-per-client 1",
     "fedfm --match l2 --aggregate uniform --prox 0.1 --warmup 0 --augment --partition missing --clients 3 --missing 8",
     "fedfm --lite --model-every 2 --validation 0 --partition dirichlet --clients 5 --participation 0.2",
@@ -164,6 +164,7 @@ BAD = {  # what the line says: command lines, in which the last flag is the bad 
                          "fedplcc --domain-fraction 0.5 --images-per-class 3"],
     "also needs --clients": ["fedlsa --partition iid"],
     "without --lite": ["fedfm --model-every 2"],
+    "only with --lam 0": ["fedlsa --no-sphere"],
 }
 
 

@@ -2,11 +2,14 @@
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. No prototypes: a start for a method with one global
 model.
 
-One round (m participants, |w| floats in the model):
-  1. The server sends the global model.                            |w| floats to each
+One round (|w| floats in the model):
+  1. The server sends the global model.                                                |w| floats to each
   2. Each participant trains it on its own images.
-  3. It sends the model, and the server averages the models, weighted by their numbers of images.    |w| floats
+  3. It sends the model.                                                               |w| floats
+  4. The server averages the models, weighted by their numbers of images.
 The global model is then tested on the server's test images.
+
+On glyphs: 4 clients, one per domain, 20 images per class, 10 rounds.
 
     python .github/class/fedavg.py                 built-in glyphs in four domains, under a minute
     cp .github/class/fedavg.py mine.py             a method of your own: rename "fedavg" in the last line
@@ -22,6 +25,25 @@ sys.path.insert(0, ".")  # the folder of common.py, where the command is typed
 from common import (Run, average, build_net, draw_pictures, evaluate_global, for_each_client, load_dataset,
                     make_federation, minibatches, model_size, participants, run_script, summarize)
 
+# --- settings ---------------------------------------------------------------------------------------
+
+BASE = dict(                # ours
+    clients=10,             # K
+    partition="dirichlet",
+    beta=0.5,               # β
+    rounds=100,             # T
+    local_epochs=5,         # E
+    batch_size=32,          # B
+    lr=0.1,                 # η
+)
+SETTINGS = {
+    "default": BASE,
+    "glyphs": dict(BASE, clients=None, partition="domain", images_per_class=20, image_size=24, rounds=10,
+                   checkpoint_every=0),
+}
+
+
+# --- the rounds -------------------------------------------------------------------------------------
 
 class Upload(NamedTuple):
     model: dict         # the trained model's state_dict
@@ -82,15 +104,7 @@ def local_loss(net, x, y):
     return F.cross_entropy(net.classifier(z), y)
 
 
-# --- settings ---------------------------------------------------------------------------------------
-
-BASE = dict(clients=10, partition="dirichlet", beta=0.5, rounds=100, local_epochs=5, batch_size=32, lr=0.1)
-SETTINGS = {
-    "default": BASE,
-    "glyphs": dict(BASE, clients=None, partition="domain", images_per_class=20, image_size=24, rounds=10,
-                   checkpoint_every=0),
-}
-
+# --- flags ------------------------------------------------------------------------------------------
 
 def add_flags(group):
     """Flags of your own: group.add_argument("--mu", type=float, help="..."), with its default in BASE."""
