@@ -21,6 +21,7 @@ Shapes: N images, K clients, m participants in a round, C classes, D features, B
 """
 
 import argparse
+import collections
 import contextlib
 import copy
 import csv
@@ -45,7 +46,8 @@ import torch.nn.functional as F
 import torchvision
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from torchvision.datasets.folder import is_image_file
 
 
 # ======================================================================================================
@@ -496,6 +498,9 @@ def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
 
 def partition(y, domain, args):
     """Divide N images by --partition -> K index arrays. y (N,): their classes; domain (N,): their domains' names."""
+    clients = args.clients or sum((args.domain_clients or {}).values())
+    if 2 * clients > len(y):
+        fail(f"{clients:,} clients are too many for {len(y):,} images; each needs two")
     return PARTITIONS[args.partition](y, domain, args, generator(args.seed, "partition"))
 
 
@@ -686,6 +691,14 @@ def load_dataset(args):
     else:
         data = image_folder(folder, size)
 
+    contents = {"images": len(data.y), "test images": int(data.test.sum()), "classes": data.class_names,
+                "domains": data.domains}
+    before = getattr(args, "contents", contents)  # from the checkpoint, with --resume
+    for what in contents:
+        if contents[what] != before[what]:
+            fail(f"--resume {args.resume}: {folder} has other {what} than when the run began")
+    args.contents = contents
+
     if args.subset == 1:
         return data
     n = max(2, round(args.subset * len(data.y)))
@@ -695,56 +708,138 @@ def load_dataset(args):
 
 def exit_without_data(folder, why):
     """Exit with status 1 and say which folder was looked at, which layout is wanted and what to try."""
-    sys.exit(f"no data in {folder}: {why}\n"
+    sys.exit(f"no usable data in {folder}: {why}\n"
              f"  wanted: {folder}/[<domain>/]{{train,test}}/<class>/*.png or {folder}/<domain>/<class>/*.png\n"
              f"  try: --data FOLDER, --dataset glyphs, or one that is downloaded: {', '.join(TORCHVISION)}")
 
 
+def few(names):
+    """The first five names, and how many there are if there are more."""
+    more = f", ... ({len(names)})" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
 def domain_folders(folder):
-    """The folders of a data set's domains, or the folder itself if it has train/ and test/."""
+    """The folders with images in a data set that has no train/."""
     if (folder / "train").is_dir():
-        return [folder]
-    return sorted(path for path in folder.glob("[!.]*") if path.is_dir())
+        return []
+    return [place for place in folder.glob("[!.]*") if any(is_image_file(path.name) for path in place.rglob("[!.]*"))]
 
 
 def image_folder(folder, size):
-    """A folder of images. A domain without train/ and test/ is split here (see test_images)."""
-    rows = []  # of each image: path, class, domain, whether it is a test image
-    for place in domain_folders(folder):
-        if place != folder and place.name.lower() in ("test", "val", "valid", "validation"):  # it is no domain
-            exit_without_data(folder, f"{place.name}/ is there, but no train/")
-        if (place / "train").is_dir():
-            training, testing = image_files(place / "train"), image_files(place / "test")
-            images = training + testing
-            is_test = [False] * len(training) + [True] * len(testing)
-        elif (place / "test").is_dir():
-            exit_without_data(place, "test/ is there, but no train/")
-        else:
-            images = image_files(place)
-            is_test = test_images(folder.name, place.name, len(images))
-        rows += [(path, name, place.name, chosen) for (path, name), chosen in zip(images, is_test)]
+    """A folder of images. `sort_images` says which layouts are read; a printed line says what was found."""
+    if not folder.is_dir():
+        exit_without_data(folder, "there is no such folder")
+    images, others = images_below(folder)
+    kinds = collections.Counter(path.suffix.lower() or "without extension" for path in others if path.is_file())
+    skipped = [f"{n:,} {kind}" for kind, n in kinds.most_common()]
+    rows = sort_images(folder, images)
     if not rows:
-        exit_without_data(folder, "no folders of images there" if folder.is_dir() else "there is no such folder")
+        exit_without_data(folder, f"no folders of images there; other files: {few(skipped) or 'none'}")
 
     paths, class_of_image, domain_of_image, is_test = zip(*rows)
     class_names, y = np.unique(class_of_image, return_inverse=True)
     domains, domain = np.unique(domain_of_image, return_inverse=True)
-    paths_and_times = [(str(path.relative_to(folder)), path.stat().st_mtime_ns) for path in paths]
-    key = zlib.crc32(repr(paths_and_times).encode())
+    times = [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]  # `decoded` names broken links
+    paths_and_times = [(str(path.relative_to(folder)), time) for path, time in zip(paths, times)]
+    key = zlib.crc32(repr(("upright, 8 bits", paths_and_times)).encode())  # another text if pixels are read otherwise
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
 
-    x, _ = decoded(lambda i: (Image.open(paths[i]), y[i]), paths, size, cache, key)
+    def read(i):
+        image = Image.open(paths[i])
+        if folder.name not in PIXELS:  # the papers' sets stay as published; a tag in office is wrong
+            image = ImageOps.exif_transpose(image)
+        return image, y[i]
+
+    x, _ = decoded(read, paths, size, cache, key)
+    unused = {path for found in images.values() for path in found} - set(paths)
+    unused = collections.Counter(str(path.parent.relative_to(folder)) for path in unused)
+    told = {"domains": domains, "classes": class_names, "skipped": skipped,
+            "images not used": [f"{n:,} in {place}" for place, n in sorted(unused.items())],
+            "no images in": [str(path.relative_to(folder)) for path in others if path.is_dir()]}
+    print(f"{folder}: " + "; ".join(f"{what} {few(names)}" for what, names in told.items() if len(names)))
     return Dataset(x, torch.as_tensor(y), torch.as_tensor(domain), torch.as_tensor(is_test), class_names.tolist(),
                    domains.tolist())
 
 
-def image_files(folder):
-    """The images in a folder of classes, class by class -> [(path, class)]. Classes may have subfolders."""
-    if not any(folder.glob("*/*")):
-        return []
-    images = torchvision.datasets.ImageFolder(folder, allow_empty=True)
-    found = [(Path(path), images.classes[label]) for path, label in images.samples]
-    return [(path, name) for path, name in found if not name.startswith(".")]  # .ipynb_checkpoints is no class
+def images_below(folder):
+    """What is not hidden in a folder -> images, {names of the folders that lead to them: [path]}, and other files and
+    empty folders, [path]."""
+    images, others = {}, []
+    for place, folders, files in os.walk(folder, onerror=sys.exit, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))  # os.walk enters these
+        paths = [Path(place, name) for name in sorted(files) if not name.startswith(".")]
+        found = [path for path in paths if is_image_file(path.name)]
+        others += [path for path in paths if not is_image_file(path.name)]
+        names = Path(place).relative_to(folder).parts
+        if names[-1:] == ("images",):  # Tiny-ImageNet has train/<class>/images/*.JPEG
+            names = names[:-1]
+        if found:
+            images[names] = images.get(names, []) + found
+        elif not folders:
+            others.append(Path(place))
+    broken = [str(path) for path in others if not path.exists()]
+    if broken:
+        sys.exit(f"broken links: {few(broken)}")
+    return images, others
+
+
+# train, test or val in any spelling, such as Training, seg_test or valid
+PART = re.compile("(?<![a-z])(train|test|(val|valid|validation|dev|eval)(?![a-z]))", re.IGNORECASE)
+
+
+def role(names):
+    """The names of the folders that lead to images -> (domain,) or (), part or "", (class,)"""
+    for n in 0, 1:
+        holds_folders = len(names) > n + 1  # a class may be called train
+        if names[n:n + 1] == ("test",) or holds_folders and PART.search(names[n]):
+            return names[:n], names[n], names[n + 1:]
+    return names[:1], "", names[1:]
+
+
+def sort_images(folder, images):
+    """The rule for folders. With train/, that holds the classes, and test/ beside it holds test images of the same
+    classes. Without, each folder is a domain, which has train/ as above or holds the classes itself; then
+    `test_images` picks the test images. What does not fit is refused.
+    images: see `images_below` -> [(path, class, domain, is it a test image?)]"""
+    layout = {}  # {domain: {part: {class: [path]}}}
+    for names, paths in images.items():
+        domain, part, class_name = role(names)
+        layout.setdefault(domain, {}).setdefault(part, {})[class_name] = paths
+    whole = layout.pop((), {})
+    if set(whole) - {""}:  # other folders beside train/ are no domains
+        layout = {(): whole}
+
+    rows = []
+    for domain, parts in sorted(layout.items()):
+        place = Path(folder, *domain)
+        divided = sorted(set(parts) - {""})
+        if divided and divided != ["train"] and not {"train", "test"} <= set(divided):
+            exit_without_data(folder, f"{place} is divided into {', '.join(divided)}; rename these folders to train and "
+                                      f"test, or move them away")
+        samples, is_test = [], []  # path and class of each image
+        for part in ("train", "test") if divided else ("",):
+            for class_name, paths in parts.get(part, {}).items():
+                if len(class_name) > 1:
+                    exit_without_data(folder, f"{Path(place, part, class_name[0])} holds folders, such as "
+                                              f"{class_name[1]}; if they are the classes, move them one level up")
+                if class_name:
+                    samples += [(path, class_name[0]) for path in paths]
+                    is_test += [part == "test"] * len(paths)
+                elif len(parts[part]) == 1:
+                    exit_without_data(folder, f"{place / part} holds images, not folders of classes; move it away or, "
+                                              f"if it is a class, into {folder / 'all'} or {folder / 'train'}")
+        if not divided:
+            is_test = test_images(folder.name, place.name, len(samples))
+        rows += [(path, name, place.name, chosen) for (path, name), chosen in zip(samples, is_test)]
+
+    classes = {name for _, name, _, _ in rows}
+    untrained = sorted(classes - {name for _, name, _, chosen in rows if not chosen})
+    if untrained:
+        exit_without_data(folder, f"only test images of {few(untrained)}; rename or move what is no class")
+    if len(classes) == 1:
+        exit_without_data(folder, f"{few(list(classes))} is the only class")
+    return rows
 
 
 def test_images(dataset, domain, n):
@@ -755,6 +850,17 @@ def test_images(dataset, domain, n):
         chosen = generator(0, f"test images of {domain}").permutation(n)[:math.ceil(3 * n / 10)]
         return np.isin(np.arange(n), chosen).tolist()
     return [i % 10 > 7 for i in range(n)]
+
+
+def as_rgb(image):
+    """A PIL image as RGB with 8 bits. Deeper integers may run to 65,535, floats to 1."""
+    if image.mode.startswith(("I", "F")):
+        highest = 1 if image.mode == "F" else 65535
+        values = np.asarray(image, float)
+        if not 0 <= values.min() <= values.max() <= highest:
+            raise ValueError(f"values from {values.min():g} to {values.max():g}, not within 0 to {highest}")
+        image = Image.fromarray(np.round(255 / highest * values).astype(np.uint8))
+    return image.convert("RGB")
 
 
 def decoded(read, names, size, cache, key):
@@ -768,18 +874,22 @@ def decoded(read, names, size, cache, key):
     print(f"decoding {len(names):,} images ...", flush=True)
     pixels = np.empty((len(names), size, size, 3), np.uint8)
     labels = torch.zeros(len(names), dtype=torch.long)
+    failed = []
 
     def decode_one(i):
         try:
             image, label = read(i)
             labels[i] = int(label)
-            pixels[i] = image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            pixels[i] = as_rgb(image).resize((size, size), Image.Resampling.BILINEAR)
         except Exception as error:  # a damaged file can raise anything
-            sys.exit(f"cannot decode {names[i]}: {error}")
+            failed.append(f"{names[i]}: {error}")
 
     with ThreadPoolExecutor(cores()) as pool:
         for n, _ in enumerate(pool.map(decode_one, range(len(names))), start=1):
             show_progress(f"decoding {n:,}/{len(names):,}")
+    if failed:
+        more = [f"and {len(failed) - 10:,} more"] if len(failed) > 10 else []
+        sys.exit("\n  ".join(["cannot decode:", *sorted(failed)[:10], *more]))
     tensors = (torch.from_numpy(pixels).permute(0, 3, 1, 2), labels)
     if os.access(cache.parent, os.W_OK):  # a course's folder may be read-only for its students
         scratch = cache.with_suffix(f".{os.getpid()}")  # renamed when it is complete
@@ -923,7 +1033,8 @@ def draw_domain(name, n, size=32):
 # --- run folder -----------------------------------------------------------------------------------
 
 # About the machine and the output, not the experiment: args.json leaves these flags out
-SIDE_FLAGS = ["data", "device", "workers", "checkpoint_every", "out", "name", "no_plots", "trials", "resume"]
+SIDE_FLAGS = ["data", "device", "workers", "checkpoint_every", "out", "name", "no_plots", "trials", "resume",
+              "contents"]
 # What may be typed with --resume; every other flag keeps the run's value
 ALLOWED_WITH_RESUME = ["--data", "--device", "--workers", "--checkpoint-every", "--no-plots", "--resume", "--rounds",
                        "--help"]
@@ -1431,7 +1542,7 @@ def make_parser(description):
     add = parser.add_argument_group("data").add_argument
     add("--dataset", type=word, default="glyphs",
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
-    add("--data", default="./data", help="folder of image folders and downloads")
+    add("--data", type=os.path.expanduser, default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
     add("--image-size", type=at_least(16, 1024),
         help="height and width in pixels; without a default, chosen by the data set")
@@ -1477,12 +1588,13 @@ def make_parser(description):
     add("--workers", type=at_least(0), default=0, help="clients that train side by side on a CPU; 0: one per core")
     add("--eval-every", type=at_least(1), default=1, help="evaluate every so many rounds")
     add("--checkpoint-every", type=at_least(0), default=10, help="save a checkpoint every so many rounds; 0: never")
-    add("--out", default="runs", help="folder for the runs")
+    add("--out", type=os.path.expanduser, default="runs", help="folder for the runs")
     add("--name", type=word, help="a word for the run folder's name")
     add("--no-plots", action="store_true", help="draw no pictures")
     add = group.add_mutually_exclusive_group().add_argument
     add("--trials", type=at_least(1), default=1, help="run this many seeds, from --seed on; print mean ± std")
-    add("--resume", metavar="FOLDER", help="continue the run in this folder with its settings; --rounds may be larger")
+    add("--resume", type=os.path.expanduser, metavar="FOLDER",
+        help="continue the run in this folder with its settings; --rounds may be larger")
     return parser
 
 

@@ -2,8 +2,10 @@
 
 import inspect
 import os
+import re
 import runpy
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +15,7 @@ import torchvision
 from PIL import Image
 
 import common
-from conftest import ROOT
+from conftest import ROOT, arguments
 
 PIXELS = dict(mnist=28, fmnist=28, usps=16, svhn=32, cifar10=32, cifar100=32, flowers102=64, tinyimagenet=64,
               digit5=64, office=64, pacs=64, domainnet=64, cinic10=32, digits=32)
@@ -27,6 +29,14 @@ def load(folder, dataset, **flags):
 def picture(path, colour=(200, 10, 10), mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (50, 20), colour).convert(mode).save(path)
+
+
+def pictures(root, folders):
+    """One image in each of some folders below root; {a,b} in a name stands for two folders."""
+    for folder in folders.split():
+        before, *choice = re.split("[{}]", folder)
+        for name in choice[0].split(",") if choice else [""]:
+            picture(Path(root, before + name + "".join(choice[1:]), "1.png"))
 
 
 def test_glyphs_are_as_they_were():
@@ -69,6 +79,17 @@ def test_a_subset_is_drawn_by_the_seed(monkeypatch):
     assert not torch.equal(data.x, load("", "glyphs", subset=0.1, seed=1).x)
 
 
+def test_glyphs_have_the_size_that_is_typed(monkeypatch):
+    monkeypatch.setattr(common, "glyphs", lambda size: common.Dataset(*[torch.zeros(1, 1, size, size)] * 4, [], []))
+    assert load("", "glyphs").x.shape[-1] == 32 and load("", "glyphs", image_size=20).x.shape[-1] == 20
+
+
+def test_data_in_the_home_folder():
+    """A shell does not expand --data=~/fl."""
+    home = arguments("fedproto", "--data=~/fl").data
+    assert home == os.path.expanduser("~/fl") and "~" not in home
+
+
 def test_a_folder_is_read_resized_and_converted(tmp_path):
     """Grey and transparent images load, other files are skipped, and a data set may be named "test"."""
     root = tmp_path / "test"
@@ -95,8 +116,10 @@ def test_images_are_reduced_to_the_size_of_their_data_set(name, tmp_path):
     pixels = np.random.default_rng(0).integers(256, size=(200, 200, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     image.save(folder / "1.png")
+    picture(tmp_path / name / "train" / "b" / "1.png")
     want = np.array(image.resize((PIXELS[name], PIXELS[name]), Image.Resampling.BILINEAR))
     assert torch.equal(load(tmp_path, name).x[0], torch.from_numpy(want).permute(2, 0, 1))
+    assert load(tmp_path, name, image_size=20).x.shape[2:] == (20, 20)
 
 
 def test_check_of_a_folder(tmp_path, monkeypatch, capsys):
@@ -124,16 +147,86 @@ def test_domains_with_and_without_train_and_test(tmp_path):
     assert torch.equal(data.test, load(tmp_path, "set", seed=5).test)
 
 
-@pytest.mark.parametrize("name", ["test", "validation"])
-def test_a_division_of_images_is_not_taken_for_domains(name, tmp_path):
-    """A test/ or validation/ without train/ stops the run."""
-    picture(tmp_path / "mine" / "training" / "a" / "1.png")
-    picture(tmp_path / "mine" / name / "a" / "2.png")
-    with pytest.raises(SystemExit, match=f"{name}/ is there, but no train/"):
-        load(tmp_path, "mine")
-    picture(tmp_path / "domains" / "photo" / "test" / "a" / "1.png")
-    with pytest.raises(SystemExit, match="photo: test/ is there, but no train/"):
-        load(tmp_path, "domains")
+@pytest.mark.parametrize("folders, domains, classes, n", [
+    ("train/{a,b} test/{a,b}", ["s"], ["a", "b"], 4),
+    ("{x,y}/a y/b", ["x", "y"], ["a", "b"], 3),                    # a class that one domain lacks
+    ("train/{a,b}/images test/{a,b}", ["s"], ["a", "b"], 4),       # Tiny-ImageNet
+    ("x/train/{a,b} x/test/a y/{a,b}", ["x", "y"], ["a", "b"], 5),
+    ("x/{a,train} y/{a,valley}", ["x", "y"], ["a", "train", "valley"], 4),
+    ("train/{a,b} test/a val/a extra/c train .", ["s"], ["a", "b"], 3),  # the others are not used
+    ("x/{a,b} x/.a .x/a x/a/.ipynb_checkpoints __MACOSX/.x", ["x"], ["a", "b"], 2),
+])
+def test_layouts_that_are_read(folders, domains, classes, n, tmp_path):
+    """Domains, classes and nothing else."""
+    pictures(tmp_path / "s", folders)
+    data = load(tmp_path, "s")
+    assert (data.domains, data.class_names, len(data.y)) == (domains, classes, n)
+
+
+@pytest.mark.parametrize("folders, wrong", [
+    ("train/a test/a", "a"),                                        # a single class
+    ("{a,b}", "s/a"),                                               # classes without train/ or a domain
+    ("x/images/{a,b} y/images/{a,b}", "x/images"),                  # Office-31 as it is packed
+    ("kfold/x/{a,b} kfold/y/{a,b}", "kfold/x"),
+    ("x/{a,b} y/images", "s/y"),
+    ("train/{a,b} train/a/old", "train/a"),
+    ("train/{a,b} test/{a,c}", "c"),                                # a class that only test/ has
+    ("train/{a,b} test/images", "s/test"),
+    ("Training/{a,b} Testing/{a,b}", "Testing, Training"),
+    ("train/{a,b} Test/{a,b}", "Test"),
+    ("seg_train/{a,b} seg_test/{a,b}", "seg_train"),
+    ("train/{a,b} val/{a,b}", "val"),
+    ("x/train/{a,b} x/validation/{a,b} y/{a,b}", "s/x"),
+    ("test/{a,b}", "test"),
+    ("x/{train,test} y/{train,test}", "s/x"),                       # parts without classes
+])
+def test_layouts_that_are_refused(folders, wrong, tmp_path):
+    """Status 1, the folder is named, and nothing is kept."""
+    pictures(tmp_path / "s", folders)
+    with pytest.raises(SystemExit) as stop:
+        load(tmp_path, "s")
+    assert wrong in stop.value.code.split("\n")[0]
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_what_is_skipped_is_told(tmp_path, capsys):
+    pictures(tmp_path / "s", "train/{c1,c2,c3,c4,c5,c6} test/c1 val/c1")
+    for name in "c1/1.gif", "c1/2.GIF", "c1/Thumbs.db", "c2/LICENSE", "c2/.DS_Store", "onlygif/3.gif":
+        (tmp_path / "s" / "train" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "s" / "train" / name).touch()
+    load(tmp_path, "s")
+    line = capsys.readouterr().out.splitlines()[-1]
+    told = line.removeprefix(f"{tmp_path / 's'}: ").split("; ")
+    assert told == ["domains s", "classes c1, c2, c3, c4, c5, ... (6)",
+                    "skipped 3 .gif, 1 .db, 1 without extension", f"images not used 1 in {Path('val', 'c1')}",
+                    f"no images in {Path('train', 'onlygif')}"]
+
+
+def test_pictures_of_more_than_8_bits_are_scaled(tmp_path):
+    """Black stays black, and a quarter of the range is a quarter."""
+    folder = tmp_path / "s" / "train" / "deep"
+    pictures(tmp_path / "s", "train/{deep,other}")
+    pixels = np.zeros((32, 32))
+    pixels[:, 16:] = 0.25
+    Image.fromarray((pixels * 65535).astype(np.uint16)).save(folder / "2.png")
+    Image.fromarray((pixels * 65535).astype(np.int32)).save(folder / "3.tiff")
+    Image.fromarray(pixels.astype(np.float32)).save(folder / "4.tif")
+    for image in load(tmp_path, "s").x[1:4]:
+        assert image[:, :, :15].unique().tolist() == [0] and image[:, :, 17:].unique().tolist() == [64]
+
+
+def test_exif_turns_a_picture_but_not_in_the_sets_of_the_papers(tmp_path):
+    """Office has a picture whose orientation is wrong."""
+    exif = Image.Exif()
+    exif[274] = 6  # a camera that was held upright: the left side is up
+    image = Image.new("RGB", (64, 64))
+    image.paste((255, 255, 255), (0, 0, 32, 64))
+    for name in "photos", "office":
+        pictures(tmp_path / name, "train/{a,b}")
+        image.save(tmp_path / name / "train" / "a" / "0.png", exif=exif)
+    top, left = (slice(None), slice(5)), (slice(None), slice(None), slice(5))
+    turned, kept = load(tmp_path, "photos").x[0], load(tmp_path, "office").x[0]
+    assert turned[top].min() == 255 and kept[left].min() == 255
 
 
 def test_the_test_images_of_pacs(tmp_path):
@@ -142,55 +235,73 @@ def test_the_test_images_of_pacs(tmp_path):
     photo = common.test_images("pacs", "photo", 21)
     assert photo != common.test_images("pacs", "sketch", 21)
     for n in range(21):
-        picture(tmp_path / "pacs" / "photo" / "cat" / f"{n}.png")
+        picture(tmp_path / "pacs" / "photo" / "ab"[n % 2] / f"{n}.png")
     assert load(tmp_path, "pacs", seed=5).test.tolist() == photo
 
 
 def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
     """A damaged cache is redone as well; caches do not pile up."""
-    one, two = tmp_path / "s" / "train" / "a" / "1.png", tmp_path / "s" / "test" / "b" / "2.png"
-    picture(one)
+    one = tmp_path / "s" / "train" / "a" / "1.png"
+    pictures(tmp_path / "s", "train/{a,b}")
     load(tmp_path, "s")
     assert "decoding" in capsys.readouterr().out
     assert load(tmp_path, "s").x.max() == 200
     assert "decoding" not in capsys.readouterr().out
     picture(one, colour=(0, 0, 0))
-    assert load(tmp_path, "s").x.max() == 0
-    picture(two)
+    assert load(tmp_path, "s").x[0].max() == 0
+    pictures(tmp_path / "s", "train/c test/b")
     one.unlink()
-    assert load(tmp_path, "s").test.tolist() == [True]
+    assert load(tmp_path, "s").test.tolist() == [False, False, True]
     cache, = tmp_path.glob("*.pt")
     cache.write_bytes(cache.read_bytes()[:500])
-    assert len(load(tmp_path, "s").y) == 1
+    assert len(load(tmp_path, "s").y) == 3
 
 
 def test_a_folder_that_cannot_be_written_to_has_no_cache(tmp_path, monkeypatch):
     """A course's folder may be read-only for its students."""
-    picture(tmp_path / "s" / "train" / "a" / "1.png")
+    pictures(tmp_path / "s", "train/{a,b}")
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    assert len(load(tmp_path, "s").y) == 1
+    assert len(load(tmp_path, "s").y) == 2
     assert not list(tmp_path.glob("*.pt"))
 
 
-def test_an_undecodable_file_is_named_and_nothing_cached(tmp_path):
-    path = tmp_path / "s" / "train" / "a" / "2.png"
-    picture(path.with_name("1.png"))
-    Image.effect_noise((500, 500), 100).save(path)
-    before, end = path.read_bytes().rsplit(b"IDAT", 1)
-    path.write_bytes(before + b"ID\0T" + end)  # Pillow raises SyntaxError
+def test_undecodable_files_are_all_named_and_nothing_cached(tmp_path):
+    """Ten at most, and how many more there are."""
+    pictures(tmp_path / "s", "train/{a,b}")
+    noise, empty, link, dark = [tmp_path / "s" / "train" / "a" / f"0{n}.png" for n in range(4)]
+    Image.effect_noise((500, 500), 100).save(noise)
+    before, end = noise.read_bytes().rsplit(b"IDAT", 1)
+    noise.write_bytes(before + b"ID\0T" + end)  # Pillow raises SyntaxError
+    empty.touch()
+    link.symlink_to(tmp_path / "moved.png")
+    Image.fromarray(np.full((4, 4), -1, np.int32)).save(dark, "TIFF")  # neither 8 nor 16 bits
     with pytest.raises(SystemExit) as stop:
         load(tmp_path, "s")
-    assert str(path) in stop.value.code
+    _, *lines = stop.value.code.splitlines()
+    assert [line.split(": ")[0].strip() for line in lines] == [str(path) for path in (noise, empty, link, dark)]
+    for n in range(10, 18):
+        empty.with_name(f"{n}.jpg").touch()
+    with pytest.raises(SystemExit) as stop:
+        load(tmp_path, "s")
+    _, *lines, more = stop.value.code.splitlines()
+    assert len(lines) == 10 and more.split() == ["and", "2", "more"]
     assert not list(tmp_path.glob("*.pt"))
 
 
-@pytest.mark.parametrize("name", ["absent", "empty", "flat"])
+def test_a_class_that_is_a_broken_link_is_named(tmp_path):
+    pictures(tmp_path / "s", "train/{a,b}")
+    (tmp_path / "s" / "train" / "c").symlink_to(tmp_path / "moved")
+    with pytest.raises(SystemExit) as stop:
+        load(tmp_path, "s")
+    assert str(tmp_path / "s" / "train" / "c") in stop.value.code
+
+
+@pytest.mark.parametrize("name", ["absent", "empty"])
 def test_missing_data_says_where_and_what(name, tmp_path):
     (tmp_path / "empty" / "train" / "a").mkdir(parents=True)
-    picture(tmp_path / "flat" / "cat" / "1.png")
     with pytest.raises(SystemExit) as stop:
         load(tmp_path, name)
-    for word in f"no data in {tmp_path / name}", "wanted:", "<class>", "--dataset glyphs", "cifar10":
+    for word in f"{tmp_path / name}", "wanted:", "<class>", "--dataset glyphs", "cifar10":
         assert word in stop.value.code
 
 
@@ -212,11 +323,15 @@ def test_a_download_that_fails_is_explained(tmp_path, monkeypatch):
     assert "download" in stop.value.code and str(tmp_path / "data" / "cifar10") in stop.value.code
 
 
-@pytest.mark.parametrize("name", common.TORCHVISION)
-def test_torchvision_sets(name, tmp_path, monkeypatch):
-    """torchvision accepts our arguments; only the last split holds test images."""
-    kind = common.TORCHVISION[name]
+@pytest.mark.parametrize("name, kind", [
+    ("cifar10", "CIFAR10"), ("cifar100", "CIFAR100"), ("mnist", "MNIST"), ("fmnist", "FashionMNIST"),
+    ("flowers102", "Flowers102"), ("usps", "USPS"), ("svhn", "SVHN")])
+def test_torchvision_sets(name, kind, tmp_path, monkeypatch):
+    """torchvision accepts our arguments; only the last split holds test images. Each size has its cache."""
     allowed = inspect.signature(getattr(torchvision.datasets, kind))
+
+    class Named(list):
+        pass
 
     def stand_in(root, download, **which):
         """Ten grey images for training, ten for validation, six for testing."""
@@ -224,7 +339,10 @@ def test_torchvision_sets(name, tmp_path, monkeypatch):
         assert download
         part = which.get("split") or ("train" if which["train"] else "test")
         first, n = {"train": (0, 10), "val": (100, 10), "test": (200, 6)}[part]
-        return [(Image.new("L", (40, 30), first + label), label) for label in range(n)]
+        images = Named((Image.new("L", (40, 30), first + label), label) for label in range(n))
+        if name != "usps":
+            images.classes = list("abcdefghij")
+        return images
     monkeypatch.setattr(torchvision.datasets, kind, stand_in)
     (tmp_path / "torchvision").mkdir()
     data = load(tmp_path, name)
@@ -234,6 +352,9 @@ def test_torchvision_sets(name, tmp_path, monkeypatch):
     assert torch.bincount(tones // 100).tolist() == [10, validation, 6]
     assert torch.equal(data.y, tones % 100)
     assert torch.equal(data.test, tones >= 200)
-    assert data.domains == [name] and len(data.class_names) == 10
-    picture(tmp_path / name / "train" / "cat" / "1.png")  # a folder of that name goes before the download
-    assert len(load(tmp_path, name).y) == 1
+    assert data.domains == [name]
+    assert data.class_names == list("0123456789" if name == "usps" else "abcdefghij")
+    assert load(tmp_path, name, image_size=20).x.shape[2:] == (20, 20)
+    assert load(tmp_path, name).x.shape == data.x.shape
+    pictures(tmp_path / name, "train/{a,b}")  # a folder of that name goes before the download
+    assert len(load(tmp_path, name).y) == 2

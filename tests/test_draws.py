@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torchvision.transforms import functional as transforms
 
 import common, fedfm, fedlsa, fedtgp
+from conftest import arguments
 
 
 def test_each_purpose_has_numbers_of_its_own():
@@ -63,6 +64,12 @@ def test_each_epoch_shuffles_all_images():
     assert len(set(orders)) == 9
 
 
+def test_a_short_last_batch_is_a_batch_of_its_own():
+    args = SimpleNamespace(seed=0, local_epochs=1, batch_size=8, batches="all")
+    batches = common.minibatches(common.Client(0, numbered_images(18)), 1, args)
+    assert [len(y) for _, y in batches] == [8, 8, 2]
+
+
 @pytest.mark.parametrize("n, sizes", [(25, [8, 8, 8]), (23, [8, 8]), (16, [8, 8]), (5, [5])])
 def test_full_drops_an_incomplete_batch_unless_it_is_alone(n, sizes):
     args = SimpleNamespace(seed=0, local_epochs=2, batch_size=8, batches="full")
@@ -83,6 +90,15 @@ def test_training_and_test_images(monkeypatch):
             assert len(train.y) == 31  # 30.75
             draws.add(tuple(sorted(held.x[:, 0, 0, 0].tolist())))
     assert len(draws) == 6
+
+
+def test_a_client_without_test_images_takes_part(monkeypatch):
+    """A share of two images is for training."""
+    monkeypatch.setattr(common, "partition", lambda *_: [np.arange(40), np.arange(40, 42)])
+    zeros = torch.zeros(42, dtype=torch.long)
+    data = common.Dataset(torch.zeros(42, 3, 16, 16).byte(), zeros, zeros, zeros > 0, ["a", "b"], ["set"])
+    clients = common.make_clients(data, arguments("fedproto", "--clients 2 --model cnn4"))
+    assert [(len(client.train.y), len(client.test.y)) for client in clients] == [(30, 10), (2, 0)]
 
 
 def test_the_servers_initial_vectors_are_normally_distributed():

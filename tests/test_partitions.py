@@ -84,6 +84,22 @@ def test_dirichlet_keeps_the_best_of_a_hundred_draws(seed):
     assert 2 < smallest < 12
 
 
+@pytest.mark.parametrize("kind", sorted(set(common.PARTITIONS) - {"domain"}))
+def test_a_class_is_shuffled_before_it_is_divided(kind):
+    """Glyphs lie there by domain: without it a client would have few domains."""
+    for part in split(np.zeros(1000, int), partition=kind, clients=2, beta=1000, classes_per_client=1, missing=0):
+        assert (part < 500).mean() == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("flags", [dict(clients=1501), dict(clients=None, domain_clients={"a": 1501})])
+def test_more_clients_than_images_are_refused_at_once(flags, monkeypatch):
+    """Each client needs two."""
+    monkeypatch.setattr(common, "PARTITIONS", {})
+    with pytest.raises(SystemExit) as stop:
+        split(TEN, DOMAINS, partition="domain", **flags)
+    assert stop.value.code == 2
+
+
 @pytest.mark.parametrize("n, clients, fewest", [(800, 20, 10), (3000, 10, 20), (100, 40, 2)])
 def test_the_fewest_images_of_a_client(n, clients, fewest):
     """Two batches or a quarter of an equal share, whichever is smaller."""

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import common, fedproto
 from conftest import SMALL, arguments, checkpoint, every_script, log, numbers
@@ -117,6 +118,26 @@ def test_a_resumed_run_keeps_its_settings(run, refused):
     assert "has run 2 rounds already" in refused("fedproto", "--rounds 1 --resume", folder)
     assert "was written by fedproto.py" in refused("fedsa", "--resume", folder)
     assert (folder / "args.json").read_text() == about
+
+
+def test_other_data_are_refused(run, refused, tmp_path):
+    """An image more, a class or domain with another name, an image that moved to test/."""
+    data = tmp_path / "s"
+    for n in range(40):
+        path = data / "x" / "train" / "ab"[n % 2] / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16)).save(path)
+    folder = run("fedproto", "--dataset s --image-size 16 --model cnn4 --partition iid --clients 2 --rounds 1",
+                 "--checkpoint-every 1 --no-plots --data", tmp_path).folder
+    kept = log(folder)
+    for old, new in (data / "x/train/a/0.png", tmp_path / "0.png"), (data / "x/train/a", data / "x/train/c"), \
+            (data / "x", data / "y"), (data / "x/train/b/1.png", data / "x/test/b/1.png"):
+        new.parent.mkdir(exist_ok=True, parents=True)
+        old.rename(new)
+        refused("fedproto", "--no-plots --rounds 2 --resume", folder)
+        new.rename(old)
+    assert log(folder) == kept
+    run("fedproto", "--no-plots --rounds 2 --resume", folder)  # nothing has changed
 
 
 def test_checkpoints_that_are_refused(run, refused, monkeypatch, tmp_path):
