@@ -500,7 +500,7 @@ def partition(y, domain, args):
     """Divide N images by --partition -> K index arrays. y (N,): their classes; domain (N,): their domains' names."""
     clients = args.clients or sum((args.domain_clients or {}).values())
     if 2 * clients > len(y):
-        fail(f"{clients:,} clients are too many for {len(y):,} images; each needs two")
+        fail(f"{clients:,} clients cannot have two of {len(y):,} images each; try fewer --clients")
     return PARTITIONS[args.partition](y, domain, args, generator(args.seed, "partition"))
 
 
