@@ -36,11 +36,12 @@ def results_text():
 
 def test_pages_have_the_printed_tables(tables):
     """Nobody edits a table by hand."""
-    page, readme = results_text()
+    page, readme = (RESULTS / "README.md").read_text(), (ROOT / "README.md").read_text()
     for name, table in tables.items():
         text = readme if name.startswith("readme") else page
         assert f"{table}\n" in text, name
-    assert (page + readme).count("<!-- table: ") == (page + readme).count("|---|\n") == len(tables) > 8
+    assert (page + readme).count("<!-- table: ") == len(tables) > 8
+    assert (page + readme).count("|---|\n") == len(tables) + 1  # README's table of the methods is typed
 
 
 def test_text_has_only_numbers_of_the_tables(tables):

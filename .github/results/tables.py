@@ -337,6 +337,15 @@ def short(run, base, function):
 
 # the README
 
+def readme_demo():
+    """The quick start: glyphs, seed 0, round 10."""
+    runs = read("class")
+    rows = [["majority class", number(runs["fedproto"][0][10]["most_frequent"]), ""]]
+    for name, command in [("fedproto-off", "`fedproto.py --lam 0`: no guidance"), ("fedproto", "`fedproto.py`")]:
+        rows.append([command, *[number(runs[name][0][10][column]) for column in ("classifier", "prototype")]])
+    show("readme-demo", ["test accuracy in %", "classifier", "prototype"], rows)
+
+
 def readme_global():
     """To show FedPLCC with plain means, change the runs and commands of its two rows to one local epoch."""
     rows = []
@@ -388,6 +397,7 @@ def main():
     office_fedplcc()
     fedfm()
     other()
+    readme_demo()
     readme_global()
     draw()
 
