@@ -9,14 +9,15 @@ prototypes, those with the largest similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
-  2. Each participant trains on cross-entropy (Eq. 5) + λ1 · a contrastive loss with all prototypes (L_contra, Eq. 6)
-     + λ2 · a pull toward prototypes of the true class (L_corr, Eq. 8; negative, so the logged loss falls below 0).
+  2. Each participant trains on cross-entropy (Eq. 5)
+     + λ1 · a contrastive loss: features should be most similar to their class's prototypes (L_contra, Eq. 6)
+     + λ2 · minus the similarity to some of these (L_corr, Eq. 8). So the logged loss falls below 0.
   3. It clusters its features (Eq. 9) and sends its model and its clusters' means and sizes. |w| + J · (D + 1) floats
   4. The server averages the models, weighted by their numbers of images. It clusters the means into prototypes
      (Eq. 10) and weights these by their numbers of images (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-Glyphs: 8 rounds, E = 5, λ1 = 1, 20 images per class and client.
+On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, E = 5, λ1 = 1.
 What we changed
   Eq. 5  is a mean over a batch. The paper sums it over a client's images, so there Eqs. 6 and 8 weigh less.
 What the paper leaves open
@@ -26,7 +27,7 @@ What the paper leaves open
          In a cluster's mean each vector counts once, however many images it stands for.
 Equations, deviations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
-    python fedplcc.py                                            built-in glyphs, under a minute
+    python fedplcc.py                                            built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset office                           Table III (digit5: Table II, domainnet: Table IV)
     python fedplcc.py --dataset office --lam-contra 0            FedAvg
     python fedplcc.py --dataset digit5 --uniform-weights         Table V, without weights (--phi 1: all attract)
