@@ -101,6 +101,15 @@ def test_a_client_without_test_images_takes_part(monkeypatch):
     assert [(len(client.train.y), len(client.test.y)) for client in clients] == [(30, 10), (2, 0)]
 
 
+def test_29_percent_of_100_images_are_29():
+    """In floats 0.29 · 100 is below 29."""
+    zeros = torch.zeros(100, dtype=torch.long)
+    data = common.Dataset(numbered_images(100).x, zeros, zeros, zeros > 0, ["a"], ["set"])
+    args = SimpleNamespace(seed=0, partition="iid", clients=1, dataset="set", device="cpu")
+    (_, _, held), = common.divide(data, torch.arange(100), 0.29, args)
+    assert len(held.y) == 29
+
+
 def test_the_servers_initial_vectors_are_normally_distributed():
     for v in fedtgp.PrototypeNet(300, 64, no_mlp=False).vectors, fedlsa.AnchorNet(40, 512, 8).R:
         assert v.mean().item() == pytest.approx(0, abs=0.03)

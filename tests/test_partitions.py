@@ -77,6 +77,19 @@ def test_dirichlet_gives_a_full_client_nothing_of_the_classes_that_follow():
     assert full_clients > 10 and images_of_nearly_full > 10
 
 
+def test_dirichlet_with_exactly_full_clients():
+    """With N/K = 3 many clients hold exactly that. A tiny β gives whole classes to them; others get these then."""
+    y, full_clients = np.arange(60) % 10, 0
+    for beta in 0.1, 1e-4:
+        for seed in range(10):
+            counts = split_counts(y, partition="dirichlet", clients=20, beta=beta, seed=seed)
+            for c in range(1, 10):
+                full = counts[:, :c].sum(1) >= 3
+                assert not counts[full, c].any()
+                full_clients += full.sum()
+    assert full_clients > 10
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_dirichlet_keeps_the_best_of_a_hundred_draws(seed):
     """No draw gives everyone the 12 images that are enough."""
