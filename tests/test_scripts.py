@@ -38,6 +38,12 @@ def test_a_round_prints_its_row(run):
                 f"{row['seconds']:.2f} s  left ") in one.text
 
 
+def test_rounds_without_evaluation_have_empty_cells(run):
+    """Also a round that follows a tested one."""
+    rows = run("fedproto", SMALL["fedproto"], "--eval-every 2 --rounds 4").rows
+    assert [row["round"] for row in rows if "acc_prototype" in row] == [2, 4]
+
+
 def test_the_last_lines(tmp_path, capsys):
     """Validation images, if any, pick the best round."""
     log = "round,acc_test,acc_validation,up,down,seconds\n1,50,70,1000,2,3\n2,80,60,1000,2,3\n3,60,65,1000,2,3\n"
