@@ -30,8 +30,11 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
+import textwrap
 import time
+import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -1101,7 +1104,7 @@ class Run:
         T = self.args.rounds
         minutes_left = (T - t) * np.mean([earlier["seconds"] for earlier in self.rows]) / 60
         shown = [f"round {t:{len(str(T))}}/{T}"]
-        shown += [f"{name} {value:5.2f}" for name, value in scores.items()]
+        shown += [f"{in_words(name)} {value:5.2f}" for name, value in scores.items()]
         shown.append(f"loss {row['loss']:.4f}")
         shown += [f"{name} {row[name]:.4g}" for name in extra]
         shown.append(f"up {row['up']:,}  down {row['down']:,}  {row['seconds']:.2f} s  left {minutes_left:.1f} min")
@@ -1167,6 +1170,11 @@ def show_progress(text):
 
 # --- the log and its last lines -------------------------------------------------------------------
 
+def in_words(column):
+    """The name that a column of log.csv has in lines and pictures."""
+    return column.removeprefix("acc_").replace("most_frequent", "majority class")
+
+
 def read_log(folder):
     """A run's log.csv -> {column: an array with a number for each round}, nan in rounds without evaluation."""
     with open(Path(folder, "log.csv"), encoding="utf-8", newline="") as file:
@@ -1202,32 +1210,53 @@ def mean_std(values):
 
 
 def summarize(run):
-    """Print a run's last lines -> {"best by ...": %, "final by ...": %} of each prediction."""
+    """Print a run's last lines -> {"best ... accuracy": %, "final ... accuracy": %} of each prediction."""
     log = read_log(run.folder)
     results = {}
     images = "validation" if "acc_validation" in log else "test"
     for kind in predictions(log):
         best, t, final = best_and_final(log, kind)
-        results[f"best by {kind}"] = best
-        results[f"final by {kind}"] = final
-        print(f"by {kind}: final {final:.2f} %, best {best:.2f} % in round {t} (picked on {images} images)")
+        results[f"best {kind} accuracy"] = best
+        results[f"final {kind} accuracy"] = final
+        print(f"{kind} accuracy: final {final:.2f} %, best {best:.2f} % in round {t} (selected on {images} images)")
     up, down, seconds = log["up"].sum(), log["down"].sum(), log["seconds"].sum()
     print(f"traffic: {up:,.0f} floats up, {down:,.0f} down; {seconds:.0f} s in all")
     print(f"everything is in {run.folder}")
     return results
 
 
+def print_what_next(args):
+    """Commands to type after a run. The flags that begin with --lam are the weights of a method's terms."""
+    weights = [name for name in vars(args) if name.startswith("lam")]
+    if any(getattr(args, name) for name in weights) and not args.resume:
+        off = " ".join(f"--{name.replace('_', '-')} 0" for name in weights)
+        print(f"next, the same without guidance: python {shlex.join(sys.argv)} {off} --name off")
+    print(f"then all runs in one table: python common.py {args.out}/*")
+
+
+@contextlib.contextmanager
+def only_a_warning(what):
+    """For what comes after the last lines: if it fails, one line says so, and the program goes on."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:  # drawing can raise anything
+        print(f"no {what}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+
+
 # --- pictures -------------------------------------------------------------------------------------
 
 matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25,
-                            "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150})
-MARKERS = "o^DvPX<>ph8Hd" * 100  # so that lines and groups can be told apart without colours
+                            "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150,
+                            "text.parse_math": False})  # a class may be called "$5"
+MARKERS = "o^DvPX<>ph8Hd"  # so that lines and groups can be told apart without colours
 
 
 def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, tests=None):
-    """partition.png, curves.png and features.png; also margins.png if the server holds prototypes (G, D).
-    labels (G,): the prototypes' classes; without it there is one for each class. net, tests: the global model and the
-    server's test images by domain; without them every client has its own."""
+    """partition.png, curves.png and features.png; also margins.png if the server holds prototypes (G, D). One that fails
+    is a warning. labels (G,): the prototypes' classes; without it there is one for each class. net, tests: the global
+    model and the server's test images by domain; without them every client has its own."""
     if run.args.no_plots:
         return
     show_progress("drawing pictures ...")
@@ -1235,20 +1264,41 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
         prototypes = torch.zeros(0, run.args.feature_dim)
     if labels is None:
         labels = torch.arange(len(prototypes), device=prototypes.device)
+    names = [short(name) for name in data.class_names]
     if net is None:
-        largest = sorted(clients, key=lambda client: -len(client.test.y))[:6]
-        groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in largest}
+        chosen = with_shared_classes(clients, len(names))
+        groups = {short(f"client {client.id} {client.domain}"): (client.net, client.test) for client in chosen}
     else:
-        groups = {name: (net, images) for name, images in tests.items()}
+        groups = {short(name): (net, images) for name, images in list(tests.items())[:len(MARKERS)]}
 
-    names = data.class_names
-    figures = {"partition": plot_partition(clients, names), "curves": plot_curves(read_log(run.folder)),
-               "features": plot_features(groups, prototypes, labels, names, run.args.seed)}
+    plots = {"partition": lambda: plot_partition(clients, names), "curves": lambda: plot_curves(read_log(run.folder)),
+             "features": lambda: plot_features(groups, prototypes, labels, names, run.args.seed)}
     if len(prototypes):
-        figures["margins"] = plot_margins(clients, net, prototypes, labels, names)
-    for name, figure in figures.items():
-        figure.suptitle(f"{run.folder.name}, {run.args.partition}, round {run.rows[-1]['round']}", fontsize="medium")
-        figure.savefig(run.folder / f"{name}.png")
+        plots["margins"] = lambda: plot_margins(clients, net, prototypes, labels, names)
+    for name, plot in plots.items():
+        with only_a_warning(f"{name}.png"):
+            figure = plot()
+            title = f"{run.folder.name}, {run.args.partition}, round {run.rows[-1]['round']}"
+            figure.suptitle(textwrap.fill(title, 70), fontsize="medium")
+            figure.savefig(run.folder / f"{name}.png")
+
+
+def short(name):
+    """A name that leaves room for the picture. Legends leave out what begins with "_"."""
+    name = name.strip(" _") or "-"
+    return name if len(name) <= 24 else f"{name[:23]}…"
+
+
+def with_shared_classes(clients, C):
+    """Six clients: the one with the most classes among its test images, then always the one that shares most with those
+    before it."""
+    has = np.stack([np.bincount(client.test.y.cpu(), minlength=C) >= 3 for client in clients])  # (K, C)
+    chosen = [has.sum(1).argmax()]
+    while len(chosen) < min(6, len(clients)):
+        shared = (has * has[chosen].sum(0)).sum(1)
+        shared[chosen] = -1
+        chosen.append(shared.argmax())
+    return [clients[i] for i in sorted(chosen)]
 
 
 def whole_numbers(axis):
@@ -1273,7 +1323,7 @@ def plot_partition(clients, names):
     area = 4000 / max(10, len(names)) / counts.max()
     axis.scatter(rows, columns, s=area * counts[rows, columns], alpha=0.7)
     axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class")
-    label_ticks(axis.xaxis, [f"{client.id} {client.domain}".strip() for client in clients])
+    label_ticks(axis.xaxis, [short(f"{client.id} {client.domain}") for client in clients])
     label_ticks(axis.yaxis, names)
     return figure
 
@@ -1289,9 +1339,9 @@ def plot_curves(log):
             axis = right
         else:
             continue
-        marker = MARKERS[len(axis.lines)]
+        marker = MARKERS[len(axis.lines) % len(MARKERS)]
         colour = "grey" if column == "acc_most_frequent" else None
-        axis.plot(*curve(log, column), color=colour, marker=marker, label=column.removeprefix("acc_"))
+        axis.plot(*curve(log, column), color=colour, marker=marker, label=short(in_words(column)))
     for axis, label in (left, "accuracy (%)"), (right, "loss"):
         axis.set(xlabel="round", ylabel=label)
         whole_numbers(axis.xaxis)
@@ -1302,14 +1352,19 @@ def plot_curves(log):
 def in_two_dimensions(z, seed):
     """Points (n, D) in the plane -> (n, 2), and the name of the method: t-SNE if scikit-learn is installed, else
     the first two principal components of the vectors at unit length."""
-    try:
+    z = z.nan_to_num(0, 0, 0)
+    z = z / z.abs().max().clamp(min=1e-30)  # distances of very large or small numbers would not be finite or all 0
+    with contextlib.suppress(ImportError):
         from sklearn.manifold import TSNE
-    except ImportError:
-        unit = F.normalize(z)
-        _, _, directions = torch.linalg.svd(unit - unit.mean(0), full_matrices=False)
-        return (unit @ directions[:2].T).numpy(), "principal components of features at unit length"
-    tsne = TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed)
-    return tsne.fit_transform(z.numpy()), "t-SNE of features"
+        from threadpoolctl import threadpool_limits  # scikit-learn needs it
+        if len(z.unique(dim=0)) > 3:  # t-SNE crashes if all points are equal
+            tsne = TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed)
+            with threadpool_limits(1):  # beside other runs, more threads take ten times as long
+                return tsne.fit_transform(z.numpy()), "t-SNE of features; how far apart groups are means little"
+    unit = F.normalize(z)
+    _, _, directions = torch.linalg.svd(unit - unit.mean(0), full_matrices=False)
+    points = unit @ directions[:2].T
+    return F.pad(points, (0, 2 - points.shape[1])).numpy(), "principal components of features at unit length"
 
 
 def plot_features(groups, prototypes, labels, names, seed):
@@ -1329,6 +1384,7 @@ def plot_features(groups, prototypes, labels, names, seed):
     frequent = classes[counts.argsort(kind="stable")[::-1][:10]]  # the ten most frequent
     figure = Figure(figsize=(7.5, 5.6))
     axis = figure.subplots()
+    stars = []
     for n, c in enumerate(sorted(frequent)):
         axis.scatter([], [], marker="s", color=f"C{n}", label=names[c])
         for name, marker in zip(groups, MARKERS):
@@ -1336,16 +1392,31 @@ def plot_features(groups, prototypes, labels, names, seed):
             axis.scatter(x1, x2, 16, f"C{n}", marker=marker, edgecolor="none", alpha=0.7)
         x1, x2 = points[(y == c) & (group == "server")].T
         axis.scatter(x1, x2, 180, f"C{n}", marker="*", edgecolor="black", alpha=0.7)
-        if len(labels) <= len(names):  # name the stars, for those who see no colours
-            for point in zip(x1, x2):
-                axis.annotate(names[c], point, (7, 5), textcoords="offset points")
+        stars += [(x, y, names[c]) for x, y in zip(x1, x2)]
+    if len(labels) <= len(names):
+        name_stars(axis, stars)
     for name, marker in zip(groups, MARKERS):
         axis.scatter([], [], marker=marker, color="black", label=name)
     if len(labels):
         axis.scatter([], [], marker="*", color="black", label="server")
-    axis.set(xticks=[], yticks=[], xlabel=method)
+    axis.set(xticks=[], yticks=[], xlabel=f"test images\n{method}")
     figure.legend(loc="outside right upper")
     return figure
+
+
+def name_stars(axis, stars):
+    """Names beside stars [(x, y, name)], for those who see no colours; moved up until they stand apart."""
+    stars = sorted(stars, key=lambda star: star[1])
+    heights = [y for _, y, _ in stars]
+    left, right = axis.get_xlim()
+    bottom, top = axis.get_ylim()
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + (top - bottom) / 25)
+    for (x, y, name), height in zip(stars, heights):
+        is_left = x < (left + right) / 2
+        beside = x + (right - left) * (0.03 if is_left else -0.03)
+        axis.annotate(name, (x, y), (beside, height), ha="left" if is_left else "right", va="center",
+                      arrowprops=dict(arrowstyle="-", color="grey"))
 
 
 def margins(vectors, labels, C):
@@ -1383,6 +1454,7 @@ def plot_margins(clients, net, prototypes, labels, names):
 
 # --- how well the features separate the classes ----------------------------------------------------
 
+@only_a_warning("NMI and silhouette")
 def print_cluster_quality(net, tests, seed):
     """FedFM's Table V: the NMI of K-means clusters with the classes, and the classes' silhouette. Taken on 2,000 test
     images; the paper does not say which or how many. Needs scikit-learn."""
@@ -1406,6 +1478,10 @@ def print_cluster_quality(net, tests, seed):
 
 # --- comparing runs -------------------------------------------------------------------------------
 
+TASK_FLAGS = ["--model", "--small-stem", "--feature-dim", "--image-size", "--subset", "--clients", "--participation",
+              "--validation", *PARTITION_OF]  # runs that differ in these have other models, images or clients
+
+
 def compare(folders):
     """For each data set and partition print a table of runs and draw compare-<dataset>-<partition>.png. Runs that
     differ only in the seed share a row, mean ± std."""
@@ -1420,25 +1496,49 @@ def compare(folders):
         settings = json.loads((folder / "args.json").read_text())
         seed = settings.pop("seed")
         del settings["rounds"]  # the log says how many were run
+        settings.pop("script", None)
         rounds = f" ({len(log['round'])} rounds)"
         row = str(folder).removesuffix(f"-s{seed}") + rounds
         if settings_of_row.setdefault(row, settings) != settings:  # same name, other flags: a row of its own
             row = str(folder) + rounds
+            settings_of_row[row] = settings
         table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
         table.setdefault(row, {})[seed] = log
     if not tables:
         fail("no run folders given; try: python common.py runs/*")
 
-    print("best rounds are picked on validation images if there are any, else on test images;\n"
-          "lead: final accuracy minus that of always answering each client's most frequent class")
+    print("best %: the best round's, selected on validation images if there are any, else on test images\n"
+          "lead: final % minus the majority class's, which always answers a client's most frequent training class\n"
+          "clients' classifiers and prototypes are tested on the clients' own images, a global model on the server's")
     for title, table in tables.items():
+        flags = {row: as_flags(settings_of_row[row]) for row in table}
+        all_flags = dict.fromkeys(flag for of_row in flags.values() for flag in of_row)
+        different = [flag for flag in all_flags if len({of_row.get(flag) for of_row in flags.values()}) > 1]
         print(f"\n{title}")
-        print("| run | seeds | by | best % | final % | lead |\n|---|---|---|---|---|---|")
+        other_task = [flag for flag in different if flag in TASK_FLAGS]
+        if other_task:
+            print(f"careful: not all rows have the same {', '.join(other_task)}; see below the table")
+        print("| run | seeds | accuracy of | best % | final % | lead |\n|---|---|---|---|---|---|")
         for row, logs in table.items():
             print_row(row, logs)
+        for row in table:
+            if different:
+                print(f"{row}:", *[flags[row][flag] for flag in different if flag in flags[row]])
         path = Path(folders[0]).parent / f"compare-{title}.png"
-        plot_comparison(title, table).savefig(path)
-        print(f"drawn in {path}")
+        with only_a_warning(path):
+            plot_comparison(title, table).savefig(path)
+            print(f"drawn in {path}")
+
+
+def as_flags(settings):
+    """A run's settings -> {"--lr": "--lr 0.1", ...} without those that are off or that its partition does not use."""
+    flags = {}
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        used = PARTITION_OF.get(flag, settings["partition"]) == settings["partition"]
+        if used and value is not None and value is not False:
+            flags[flag] = f"{flag} {value}"
+    return flags
 
 
 def print_row(row, logs):
@@ -1451,8 +1551,8 @@ def print_row(row, logs):
         if all("acc_most_frequent" in log for log in logs):
             # the same in every tested round
             lead = mean_std([score - np.nanmax(log["acc_most_frequent"]) for score, log in zip(final, logs)])
-        by = "the global model" if kind == "test" else kind
-        print(f"| {row} | {seeds} | {by} | {mean_std(best)} | {mean_std(final)} | {lead} |")
+        of = "global model" if kind == "test" else kind
+        print(f"| {row} | {seeds} | {of} | {mean_std(best)} | {mean_std(final)} | {lead} |")
 
 
 def plot_comparison(title, table):
@@ -1463,8 +1563,8 @@ def plot_comparison(title, table):
     panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     lines = {}
     for kind, axis in zip(kinds, panels):
-        title_of_panel = "one global model" if kind == "test" else f"clients' own models, by {kind}"
-        axis.set(title=title_of_panel, xlabel="round", ylabel="test accuracy (%)")
+        title_of_panel = "accuracy of the global model" if kind == "test" else f"{kind} accuracy of clients' own models"
+        axis.set(title=title_of_panel, xlabel="round", ylabel="% of test images")
         whole_numbers(axis.xaxis)
         for n, (row, logs) in enumerate(table.items()):
             logs = list(logs.values())
@@ -1474,7 +1574,7 @@ def plot_comparison(title, table):
             tested = np.isfinite(scores).all(0)
             rounds = np.flatnonzero(tested) + 1
             scores = scores[:, tested]
-            line, = axis.plot(rounds, scores.mean(0), color=f"C{n}", marker=MARKERS[n], markersize=4)
+            line, = axis.plot(rounds, scores.mean(0), color=f"C{n}", marker=MARKERS[n % len(MARKERS)], markersize=4)
             lines[row] = line
             axis.fill_between(rounds, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
     figure.suptitle(title)
@@ -1685,6 +1785,7 @@ def run_script(script, description, main, settings, add_flags, words=None):
     if args.trials > 1:
         for name in results[0]:
             print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")
+    print_what_next(args)
     return results
 
 

@@ -84,13 +84,13 @@ def test_features_png(monkeypatch):
     monkeypatch.setattr(common, "in_two_dimensions", lambda z, seed: (z.numpy(), "plane"))
     y = torch.arange(12).repeat_interleave(torch.arange(1, 13))  # c + 1 images of class c
     images = common.Images(torch.stack([y, y], 1).float(), y)    # drawn at (c, c)
-    groups = {f"domain {n}": (Identity(), images) for n in range(15)}
+    groups = {f"domain {n}": (Identity(), images) for n in range(13)}
     names = list("abcdefghijkl")
     prototypes = torch.tensor([[0.3, 0], [1.1, 0]])
     figure = common.plot_features(groups, prototypes, torch.tensor([3, 11]), names, seed=0)
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == [*names[2:], *groups, "server"]  # the ten most frequent classes
-    assert [text.get_text() for text in figure.axes[0].texts] == ["d", "l"]
+    assert sorted(text.get_text() for text in figure.axes[0].texts) == ["d", "l"]
 
     colours_at = {}  # {place: the colours of its dots}
     for dots in figure.axes[0].collections:
@@ -123,7 +123,7 @@ def test_margins_png():
 
 
 def test_what_is_drawn(tmp_path, monkeypatch):
-    """It shows the six clients with the most test images, or the global model."""
+    """It shows six clients that share classes, or the global model."""
     features = Mock(return_value=common.Figure())
     margins = Mock(return_value=common.Figure())
     monkeypatch.setattr(common, "plot_features", features)
@@ -131,12 +131,12 @@ def test_what_is_drawn(tmp_path, monkeypatch):
     (tmp_path / "log.csv").write_text("round,acc_test,loss\n1,50,0.5\n")
     args = SimpleNamespace(no_plots=False, feature_dim=1, partition="iid", seed=0)
     run = SimpleNamespace(args=args, folder=tmp_path, rows=[{"round": 1}])
-    data = SimpleNamespace(class_names=["a", "b"])
-    clients = [a_client(i, [0] * (i + 1)) for i in range(8)]
+    data = SimpleNamespace(class_names=["a", "b", "c"])
+    clients = [a_client(i, [c] * 3 + [1] * 3) for i, c in enumerate([1, 0, 0, 2, 0, 1, 0, 0])]
 
     common.draw_pictures(run, data, clients)
     groups = features.call_args.args[0]
-    assert list(groups) == ["client 7", "client 6", "client 5", "client 4", "client 3", "client 2"]
+    assert list(groups) == [f"client {i}" for i in (0, 1, 2, 4, 6, 7)]
     margins.assert_not_called()
 
     prototypes = torch.eye(2)
@@ -202,7 +202,7 @@ def test_a_row_of_a_global_model(tmp_path, capsys):
     """Validation images pick the best round; a domain's name may have a comma."""
     log = 'round,acc_test,acc_validation,"acc_grey, old"\n1,50,70,5\n2,80,60,5\n3,60,65,5\n'
     common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log))})
-    assert table(capsys.readouterr().out) == [["mine", "0", "the global model", "50.00", "60.00", ""]]
+    assert table(capsys.readouterr().out) == [["mine", "0", "global model", "50.00", "60.00", ""]]
 
 
 def test_compare_png():
@@ -214,7 +214,7 @@ def test_compare_png():
             "acc_prototype": np.array([41, 42, 43]),
         }
     left, right = common.plot_comparison("glyphs", {"mine": logs}).axes
-    assert left.get_title() == "clients' own models, by classifier"
-    assert right.get_title() == "clients' own models, by prototype"
+    assert left.get_title() == "classifier accuracy of clients' own models"
+    assert right.get_title() == "prototype accuracy of clients' own models"
     curve, = left.lines
     assert curve.get_xydata().tolist() == [[2, 50], [3, 61]]

@@ -25,7 +25,7 @@ def test_a_run_leaves_its_folder(script, run, monkeypatch):
     pictures = {"partition.png", "curves.png", "features.png", "margins.png"}
     assert {path.name for path in drawn.folder.iterdir()} == files | pictures | {"checkpoint.pt"}
     kinds = ["test"] if script in GLOBAL else ["classifier", "anchor" if script == "fedsa" else "prototype"]
-    assert [*plain.results[0]] == [f"{which} by {kind}" for kind in kinds for which in ("best", "final")]
+    assert [*plain.results[0]] == [f"{which} {kind} accuracy" for kind in kinds for which in ("best", "final")]
     assert numbers(plain.folder) == numbers(drawn.folder) != numbers(run(script, SMALL[script], "--seed 1").folder)
 
 
@@ -33,7 +33,7 @@ def test_a_round_prints_its_row(run):
     one = run("fedsa", SMALL["fedsa"], "--name mine")
     assert one.folder.name == "fedsa-glyphs-mine-s0"
     for t, row in enumerate(one.rows, 1):
-        assert (f"round {t}/2  classifier {row['acc_classifier']:5.2f}  anchor {row['acc_anchor']:5.2f}  most_frequent "
+        assert (f"round {t}/2  classifier {row['acc_classifier']:5.2f}  anchor {row['acc_anchor']:5.2f}  majority class "
                 f"{row['acc_most_frequent']:5.2f}  loss {row['loss']:.4f}  up {row['up']:,.0f}  down {row['down']:,.0f}  "
                 f"{row['seconds']:.2f} s  left ") in one.text
 
@@ -48,9 +48,9 @@ def test_the_last_lines(tmp_path, capsys):
     """Validation images, if any, pick the best round."""
     log = "round,acc_test,acc_validation,up,down,seconds\n1,50,70,1000,2,3\n2,80,60,1000,2,3\n3,60,65,1000,2,3\n"
     (tmp_path / "log.csv").write_text(log)
-    assert common.summarize(SimpleNamespace(folder=tmp_path)) == {"best by test": 50, "final by test": 60}
+    assert common.summarize(SimpleNamespace(folder=tmp_path)) == {"best test accuracy": 50, "final test accuracy": 60}
     assert capsys.readouterr().out == (
-        "by test: final 60.00 %, best 50.00 % in round 1 (picked on validation images)\n"
+        "test accuracy: final 60.00 %, best 50.00 % in round 1 (selected on validation images)\n"
         "traffic: 3,000 floats up, 6 down; 9 s in all\n"
         f"everything is in {tmp_path}\n")
 
@@ -58,10 +58,10 @@ def test_the_last_lines(tmp_path, capsys):
 def test_trials_print_mean_and_std_with_their_seeds(run):
     """The standard deviation divides by n - 1."""
     one = run("fedproto", SMALL["fedproto"], "--trials 2 --seed 5")
-    a, b = [results["final by prototype"] for results in one.results]
+    a, b = [results["final prototype accuracy"] for results in one.results]
     assert a != b
     std = abs(a - b) / math.sqrt(2)
-    assert f"final by prototype: {(a + b) / 2:.2f} ± {std:.2f} %, seeds 5, 6" in one.text
+    assert f"final prototype accuracy: {(a + b) / 2:.2f} ± {std:.2f} %, seeds 5, 6" in one.text
 
 
 # --- the methods ----------------------------------------------------------------------------------
