@@ -230,7 +230,7 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr, fused=True)        # no momentum
     for _ in range(args.server_epochs):
-        losses = []
+        losses = []                                                   # of this epoch
         order = torch.from_numpy(rng.permutation(len(p))).to(p.device)
         for index in order.split(args.batch_size):
             prototypes = prototype_net()                              # (C, D), with gradient
