@@ -101,13 +101,14 @@ def test_a_client_without_test_images_takes_part(monkeypatch):
     assert [(len(client.train.y), len(client.test.y)) for client in clients] == [(30, 10), (2, 0)]
 
 
-def test_29_percent_of_100_images_are_29():
-    """In floats 0.29 · 100 is below 29."""
-    zeros = torch.zeros(100, dtype=torch.long)
-    data = common.Dataset(numbered_images(100).x, zeros, zeros, zeros > 0, ["a"], ["set"])
+@pytest.mark.parametrize("n, share, want", [(100, 0.29, 29), (10, 0.7, 7)])
+def test_held_back_images(n, share, want):
+    """In floats 0.29 · 100 is below 29, and (1 - 0.7) · 10 above 3."""
+    zeros = torch.zeros(n, dtype=torch.long)
+    data = common.Dataset(numbered_images(n).x, zeros, zeros, zeros > 0, ["a"], ["set"])
     args = SimpleNamespace(seed=0, partition="iid", clients=1, dataset="set", device="cpu")
-    (_, _, held), = common.divide(data, torch.arange(100), 0.29, args)
-    assert len(held.y) == 29
+    (_, _, held), = common.divide(data, torch.arange(n), share, args)
+    assert len(held.y) == want
 
 
 def test_the_servers_initial_vectors_are_normally_distributed():

@@ -369,13 +369,6 @@ def test_client_update(script, monkeypatch):
 
 # --- who has which images ---------------------------------------------------------------------------
 
-def test_held_back_share_of_0_7():
-    """(1 - 0.7) * 10 is a little more than 3, but a client with ten images trains on three."""
-    args = arguments("fedfm", "--device cpu --partition iid --clients 1")
-    (_, train, held), = common.divide(small_dataset(), torch.arange(10), 0.7, args)
-    assert (len(train.y), len(held.y)) == (3, 7)
-
-
 @pytest.mark.parametrize("flags", ["iid", "dirichlet --beta 5", "domain --domain-fraction 0.4"])
 @pytest.mark.parametrize("script, share", [("fedproto", 0.25), ("fedlsa", 0.0), ("fedfm", 0.25)])
 def test_no_image_is_where_it_must_not_be(script, share, flags):
