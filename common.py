@@ -26,6 +26,8 @@ import contextlib
 import copy
 import csv
 import functools
+import glob
+import itertools
 import json
 import math
 import os
@@ -1119,7 +1121,12 @@ class Run:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(self.rows)
-        scratch.replace(self.folder / "log.csv")
+        self.log = self.folder / "log.csv"
+        try:
+            scratch.replace(self.log)
+        except PermissionError:  # on Windows, while a spreadsheet shows it
+            self.log = scratch
+            print(f"{self.folder / 'log.csv'} is open in another program; until it can be written, see {scratch}")
 
     def checkpoint(self, t, state=()):
         """Write checkpoint.pt every --checkpoint-every rounds and after the last (0: never). state: as in `resume`."""
@@ -1136,18 +1143,14 @@ def new_folder(args):
     """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added if that exists."""
     pieces = [args.script, args.dataset, args.name, f"s{args.seed}"]
     name = "-".join(piece for piece in pieces if piece)
-    folder = Path(args.out, name)
-    n = 1
-    while True:
+    for n in itertools.count(1):
+        folder = Path(args.out, name if n == 1 else f"{name}-{n}")
         try:
-            Path(args.out).mkdir(parents=True, exist_ok=True)
-            folder.mkdir()
+            folder.mkdir(parents=True)
             return folder
         except OSError as error:
             if not folder.exists():
                 fail(f"--out {args.out}: {error}")
-        n += 1
-        folder = Path(args.out, f"{name}-{n}")
 
 
 def load_checkpoint(folder, script):
@@ -1175,9 +1178,9 @@ def in_words(column):
     return column.removeprefix("acc_").replace("most_frequent", "majority class")
 
 
-def read_log(folder):
+def read_log(path):
     """A run's log.csv -> {column: an array with a number for each round}, nan in rounds without evaluation."""
-    with open(Path(folder, "log.csv"), encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
 
@@ -1211,7 +1214,7 @@ def mean_std(values):
 
 def summarize(run):
     """Print a run's last lines -> {"best ... accuracy": %, "final ... accuracy": %} of each prediction."""
-    log = read_log(run.folder)
+    log = read_log(run.log)
     results = {}
     images = "validation" if "acc_validation" in log else "test"
     for kind in predictions(log):
@@ -1271,7 +1274,7 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
     else:
         groups = {short(name): (net, images) for name, images in list(tests.items())[:len(MARKERS)]}
 
-    plots = {"partition": lambda: plot_partition(clients, names), "curves": lambda: plot_curves(read_log(run.folder)),
+    plots = {"partition": lambda: plot_partition(clients, names), "curves": lambda: plot_curves(read_log(run.log)),
              "features": lambda: plot_features(groups, prototypes, labels, names, run.args.seed)}
     if len(prototypes):
         plots["margins"] = lambda: plot_margins(clients, net, prototypes, labels, names)
@@ -1487,10 +1490,13 @@ def compare(folders):
     differ only in the seed share a row, mean ± std."""
     tables = {}           # {data set and partition: {row: {seed: log}}}
     settings_of_row = {}
-    for folder in map(Path, folders):
+    paths = []
+    for pattern in folders:  # such as runs/*, if the shell has not expanded it
+        paths += sorted(glob.glob(str(pattern))) or [pattern]
+    for folder in map(Path, paths):
         if not (folder / "log.csv").exists():
             continue
-        log = read_log(folder)
+        log = read_log(folder / "log.csv")
         if not predictions(log):  # no round has been tested yet
             continue
         settings = json.loads((folder / "args.json").read_text())
@@ -1524,7 +1530,7 @@ def compare(folders):
         for row in table:
             if different:
                 print(f"{row}:", *[flags[row][flag] for flag in different if flag in flags[row]])
-        path = Path(folders[0]).parent / f"compare-{title}.png"
+        path = Path(paths[0]).parent / f"compare-{title}.png"
         with only_a_warning(path):
             plot_comparison(title, table).savefig(path)
             print(f"drawn in {path}")
@@ -1583,6 +1589,10 @@ def plot_comparison(title, table):
 
 
 # --- command line ---------------------------------------------------------------------------------
+
+if hasattr(sys.stdout, "reconfigure"):  # a notebook's lacks it
+    sys.stdout.reconfigure(errors="replace")  # print ? for a letter that a terminal lacks, such as λ
+
 
 def fail(message):
     """Exit with one line on standard error and status 2."""
@@ -1775,18 +1785,26 @@ def run_script(script, description, main, settings, add_flags, words=None):
     args = parse(script, description, settings, add_flags, words)
     torch.set_num_threads(1)  # one core for the server; clients run side by side instead, see for_each_client
     seeds = range(args.seed, args.seed + args.trials)
-    results = []
+    results = {}
     for seed in seeds:
         args.seed = seed
         try:
-            results.append(main(args))
+            results[seed] = main(args)
         except KeyboardInterrupt:
             sys.exit("\nstopped; if the run's folder holds a checkpoint.pt, --resume FOLDER continues from it")
-    if args.trials > 1:
-        for name in results[0]:
-            print(f"{name}: {mean_std([result[name] for result in results])} %, seeds {', '.join(map(str, seeds))}")
+        except (Exception, SystemExit) as error:
+            if args.trials == 1 or (not results and getattr(error, "code", 1) == 2):  # a bad flag, for any seed
+                raise
+            print(f"seed {seed} failed: {error if isinstance(error, SystemExit) else repr(error)}", file=sys.stderr)
+    if args.trials > 1 and results:
+        finished = ", ".join(map(str, results))
+        for name in results[max(results)]:
+            print(f"{name}: {mean_std([result[name] for result in results.values()])} %, seeds {finished}")
+    failed = [str(seed) for seed in seeds if seed not in results]
+    if failed:
+        sys.exit(f"failed: seeds {', '.join(failed)}")
     print_what_next(args)
-    return results
+    return list(results.values())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Pictures and the comparison of runs."""
 
+import io
 import json
 import math
 import re
+import runpy
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -191,17 +193,29 @@ def test_nothing_to_compare(tmp_path, capsys):
     assert stop.value.code == 2 and "no run folders" in capsys.readouterr().err
 
 
+def test_compare_as_a_program(tmp_path, monkeypatch):
+    """Where the shell does not expand runs/*, and on a terminal that lacks ±."""
+    for seed in 0, 1:
+        a_run(tmp_path / f"x-s{seed}", f"round,acc_test\n1,5{seed}\n", seed=seed)
+    terminal = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "argv", ["common.py", f"{tmp_path}/*"])
+    runpy.run_path(common.__file__, run_name="__main__")
+    terminal.flush()
+    assert "50.50 ? 0.71" in terminal.buffer.getvalue().decode()
+
+
 def test_a_row_of_personal_models(tmp_path, capsys):
     """The final round gives the lead; an untested round is not 0 %."""
     log = "round,acc_classifier,acc_most_frequent\n1,50,35\n2,80,35\n3,60,35\n4,,\n"
-    common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log))})
+    common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log) / "log.csv")})
     assert table(capsys.readouterr().out) == [["mine", "0", "classifier", "80.00", "60.00", "25.00"]]
 
 
 def test_a_row_of_a_global_model(tmp_path, capsys):
     """Validation images pick the best round; a domain's name may have a comma."""
     log = 'round,acc_test,acc_validation,"acc_grey, old"\n1,50,70,5\n2,80,60,5\n3,60,65,5\n'
-    common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log))})
+    common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log) / "log.csv")})
     assert table(capsys.readouterr().out) == [["mine", "0", "global model", "50.00", "60.00", ""]]
 
 

@@ -1,7 +1,8 @@
 """Every script end to end: what a run leaves and prints, that it learns, flags good and bad."""
 
-import math
 import re
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 import common
 import fedfm
-from conftest import GLOBAL, OFF, PERSONAL, SMALL, arguments, every_script, numbers
+import fedproto
+from conftest import GLOBAL, OFF, PERSONAL, ROOT, SMALL, arguments, every_script, numbers
 
 # --- what a run leaves and prints -----------------------------------------------------------------
 
@@ -48,20 +50,75 @@ def test_the_last_lines(tmp_path, capsys):
     """Validation images, if any, pick the best round."""
     log = "round,acc_test,acc_validation,up,down,seconds\n1,50,70,1000,2,3\n2,80,60,1000,2,3\n3,60,65,1000,2,3\n"
     (tmp_path / "log.csv").write_text(log)
-    assert common.summarize(SimpleNamespace(folder=tmp_path)) == {"best test accuracy": 50, "final test accuracy": 60}
+    run = SimpleNamespace(folder=tmp_path, log=tmp_path / "log.csv")
+    assert common.summarize(run) == {"best test accuracy": 50, "final test accuracy": 60}
     assert capsys.readouterr().out == (
         "test accuracy: final 60.00 %, best 50.00 % in round 1 (selected on validation images)\n"
         "traffic: 3,000 floats up, 6 down; 9 s in all\n"
         f"everything is in {tmp_path}\n")
 
 
-def test_trials_print_mean_and_std_with_their_seeds(run):
+def trials(main, words):
+    words = ["--device", "cpu", *words.split()]
+    return common.run_script("fedproto", fedproto.__doc__, main, fedproto.SETTINGS, fedproto.add_flags, words)
+
+
+def test_trials_print_mean_and_std_with_their_seeds(capsys):
     """The standard deviation divides by n - 1."""
-    one = run("fedproto", SMALL["fedproto"], "--trials 2 --seed 5")
-    a, b = [results["final prototype accuracy"] for results in one.results]
-    assert a != b
-    std = abs(a - b) / math.sqrt(2)
-    assert f"final prototype accuracy: {(a + b) / 2:.2f} ± {std:.2f} %, seeds 5, 6" in one.text
+    assert trials(lambda args: {"final": args.seed * 10}, "--trials 2 --seed 5") == [{"final": 50}, {"final": 60}]
+    assert capsys.readouterr().out.startswith("final: 55.00 ± 7.07 %, seeds 5, 6\n")
+
+
+def test_a_trial_that_fails_costs_no_other_seed(capsys):
+    """Its line, then the others; status 1. Ctrl-C ends all, and so does a flag that is bad for every seed."""
+    def main(args):
+        if args.seed in fails:
+            raise fails[args.seed]
+        return {"final": args.seed * 10}
+    fails = {0: SystemExit("round 2: diverged"), 2: RuntimeError("out of memory")}
+    with pytest.raises(SystemExit, match="failed: seeds 0, 2"):  # a text: status 1
+        trials(main, "--trials 4")
+    printed = capsys.readouterr()
+    assert "final: 20.00 ± 14.14 %, seeds 1, 3" in printed.out
+    assert "seed 0 failed: round 2: diverged\n" in printed.err and "seed 2 failed: RuntimeError(" in printed.err
+    with pytest.raises(SystemExit, match="failed: seeds 0\n*$"):
+        trials(main, "--trials 2")
+    fails = {1: KeyboardInterrupt()}
+    with pytest.raises(SystemExit, match="stopped"):
+        trials(main, "--trials 2")
+    fails = {0: SystemExit(2), 1: SystemExit("a second line")}
+    with pytest.raises(SystemExit) as stop:
+        trials(main, "--trials 2")
+    assert stop.value.code == 2
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_log_that_a_spreadsheet_holds_open(closed, run, monkeypatch):
+    """Windows refuses to replace it: the row is kept, and written with the next one. The last lines have all rows."""
+    attempts = []
+
+    def replace(self, target):
+        attempts.append(target)
+        if len(attempts) == (1 if closed else 2):
+            raise PermissionError(13, "Access is denied")
+        return rename(self, target)
+    rename = Path.replace
+    monkeypatch.setattr(Path, "replace", replace)
+    one = run("fedproto", SMALL["fedproto"])
+    assert "log.csv is open in another program" in one.text
+    assert len(one.rows) == (2 if closed else 1)
+    assert len(attempts) == 2 and (one.folder / "log.tmp").exists() != closed
+    last = common.read_log(one.folder / ("log.csv" if closed else "log.tmp"))["acc_classifier"][1]
+    assert one.results[0]["final classifier accuracy"] == last
+
+
+@every_script
+def test_a_script_as_a_program(script, monkeypatch):
+    """`python fedsa.py` runs FedSA, with its own name, settings and flags."""
+    called = []
+    monkeypatch.setattr(common, "run_script", lambda *given: called.append(given))
+    its = runpy.run_path(f"{ROOT}/{script}.py", run_name="__main__")
+    assert called == [(script, its["__doc__"], its["main"], its["SETTINGS"], its["add_flags"])]
 
 
 # --- the methods ----------------------------------------------------------------------------------
@@ -130,6 +187,12 @@ def test_typed_flags_override_presets():
     assert (args.domain_clients, args.clients) == ({"amazon": 4, "dslr": 1}, None)
 
 
+def test_defaults_that_no_script_sets():
+    args = common.make_parser("").parse_args([])
+    assert (args.data, args.subset, args.batches, args.checkpoint_every, args.out) == ("./data", 1, "all", 10, "runs")
+    assert (args.missing, args.dominant_share) == (1, 0.46)
+
+
 @every_script
 def test_help_shows_what_a_run_would_use(script, capsys):
     """Defaults are the chosen data set's, never None."""
@@ -158,7 +221,7 @@ BAD = {  # what the line says: command lines, in which the last flag is the bad 
     "number of classes": ["--partition missing --missing 10", "--partition pathological --classes-per-client 11"],
     "try fewer --clients": ["--clients 5000", "--subset 1e-9 --clients 20"],
     "for testing": ["--partition dominant --subset 0.01 --clients 4"],
-    "Not a directory": ["--out README.md/runs"],
+    "--out README.md": ["--out README.md/runs"],
     "would train on 1 of": ["fedfm --subset 0.1 --validation 0.999 --partition domain"],
     "cannot be a group": ["fedfm --model htfe4"],
     "cannot be used": ["--device cuda:99", "--device tpu"],
