@@ -1,4 +1,5 @@
-"""The equations of the six papers a second time: slow loops or small cases by hand, written from the papers.
+"""The equations of the six papers a second time: slow loops or small cases by hand, written from the papers. Those that
+lab sheets ask for are in test_mistakes.py as well.
 
 Names say which function is tested: `pytest tests/test_equations.py -k "fedsa and eq10"`.
 Shapes: z (B, D) features, y (B,) their classes, p (C, D) prototypes or anchors,
@@ -339,15 +340,6 @@ def pixels(values, y):
     return common.Images(torch.tensor(values).byte().view(-1, 1, 1, 1), torch.tensor(y))
 
 
-def test_eq2_class_means():
-    """The means are taken in eval mode; an absent class gets 0 (FedFM: Eq. 8)."""
-    net = pixel_net(5).train()
-    means, counts = common.class_means(net, pixels([1, 2, 6, 50], [0, 2, 2, 3]))
-    agree(means, [[1.0], [0.0], [4.0], [50.0], [0.0]], 1e-6)
-    assert counts.tolist() == [1, 0, 2, 1, 0]
-    assert not net.training and not means.requires_grad
-
-
 def test_distances_far_from_the_origin():
     """Small distances survive; |a|² + |b|² - 2ab would round them away."""
     far = torch.rand(40, 64) + 1000
@@ -422,12 +414,6 @@ def test_eq3_weighted_mean(script):
         agree(averages[c], weighted_mean(means[:, c], counts[:, c]))
 
 
-def test_fedsa_eq10_ema():
-    """α weighs the old anchor; a class that nobody uploaded keeps it."""
-    old, averages = tensor([[1, 2], [3, 4]]), tensor([[11, 12], [13, 14]])
-    agree(fedsa.ema(old, averages, torch.tensor([True, False]), 0.7), [[4, 5], [3, 4]])
-
-
 @pytest.mark.parametrize("aggregate, want", [("weighted", [(1 * 2 + 3 * 6) / 4, 20, 30, 7, 0]),
                                              ("uniform", [(2 + 6) / 2, (20 + 8) / 2, 30, 7, 0])])
 def test_fedfm_eq9_new_anchors(aggregate, want):
@@ -460,13 +446,6 @@ def test_fedtgp_eq9_margin(rule, want, of_one_class):
         for tau in (7.0, 2.0):
             args = SimpleNamespace(margin_rule=rule, tau=tau)
             assert float(fedtgp.server_margin(TRIANGLE[None], torch.tensor(owned) > 0, args)) == min(margin, tau)
-
-
-def test_fedsa_eq6_average_margin():
-    """The margin is N / (N - 1) times the mean distance."""
-    assert fedsa.average_margin(TRIANGLE).item() == pytest.approx(2 * (3 + 4 + 5) / 2 ** 2, abs=1e-4)
-    assert fedsa.average_margin(TRIANGLE[:2]).item() == pytest.approx(2 * 3, abs=1e-4)
-    assert fedsa.average_margin(TRIANGLE[:1]).item() == 0
 
 
 @pytest.mark.parametrize("scale", [0.01, 100])
@@ -506,29 +485,9 @@ def test_fedplcc_finch_connected_components():
     assert fedplcc.connected_components(torch.tensor([1, 2, 3, 2, 5, 4])).tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_fedplcc_finch_first_neighbour_clusters():
-    """The nearest is the one with the largest cosine, whatever the lengths."""
-    degrees, lengths = tensor([0, 1, 20, 22, 90, 93]).deg2rad(), tensor([1, 2, 30, 4, 5, 6])
-    x = torch.stack([lengths * degrees.cos(), lengths * degrees.sin()], dim=1)
-    assert fedplcc.first_neighbour_clusters(x).tolist() == [0, 0, 1, 1, 2, 2]
-
-
-def test_fedplcc_finch_first_neighbour_clusters_of_opposite_vectors():
-    """A vector is never its own neighbour, although the only other one has cosine -1."""
-    assert fedplcc.first_neighbour_clusters(tensor([[1, 2], [-1, -2]])).tolist() == [0, 0]
-
-
 def vectors_of(n):
     rng = np.random.default_rng(0)
     return rng.normal(size=(n, 16)), rng.integers(1, 50, size=n).astype(float)
-
-
-def test_fedplcc_finch_cluster_means():
-    """Each vector counts in its cluster's mean as much as its weight."""
-    x, weights = vectors_of(12)
-    cluster = np.arange(12) % 3
-    got = fedplcc.cluster_means(tensor(x), torch.tensor(cluster), tensor(weights))
-    agree(got, means_of(x, cluster, weights))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 30, 80])
@@ -580,12 +539,6 @@ def test_fedplcc_eq10_global_prototypes(uniform, weighted):
     if uniform:
         weights = torch.ones(len(weights))
     torch.testing.assert_close(got, fedplcc.Prototypes(union.vectors, union.labels, weights))
-
-
-def test_fedplcc_eq11_prototype_weights():
-    """The weights of each class sum to 1."""
-    weights = fedplcc.prototype_weights(torch.tensor([3.0, 1.0, 4.0, 5.0]), torch.tensor([2, 0, 2, 0]))
-    agree(weights, [3 / 7, 1 / 6, 4 / 7, 5 / 6])
 
 
 # --- the servers that train -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The lab sheets of .github/class: functions without bodies, and tests that name the equation that is missing."""
+"""The lab sheets of .github/class: functions without bodies, and tests that say what is missing and what is wrong."""
 
 import ast
 import re
@@ -8,7 +8,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+import common, fedplcc, fedproto, fedsa
+import test_mistakes
 from conftest import ROOT
 
 CLASS = ROOT / ".github" / "class"
@@ -21,6 +25,10 @@ assert list(SHEETS) == ["Easy", "Middle", "Hard"]
 every_sheet = pytest.mark.parametrize("title", SHEETS)
 
 
+def git(folder, *words):
+    subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x", *words], cwd=folder, check=True)
+
+
 def blank(folder, *words):
     return subprocess.run([sys.executable, CLASS / "blank.py", *words], cwd=folder, capture_output=True, text=True)
 
@@ -28,55 +36,178 @@ def blank(folder, *words):
 @every_sheet
 def test_only_the_body_goes(title, tmp_path):
     """Signature and docstring stay; blank.py prints the way back."""
-    (tmp_path / ".git").mkdir()
-    for script, *functions in SHEETS[title][0]:
+    lines = SHEETS[title][0]
+    git(tmp_path, "init", "-q")
+    for script, *_ in lines:
         shutil.copy(ROOT / script, tmp_path)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "as it was")
+    for script, *functions in lines:
         assert f"git restore {script}\n" in blank(tmp_path, script, *functions).stdout
         expected = ast.parse((ROOT / script).read_text())
         for node in expected.body:
             if isinstance(node, ast.FunctionDef) and node.name in functions:
                 del node.body[1:]  # the docstring stays
         line = r'^    raise NotImplementedError\("(Eqs?\. \d.*|\w+)"\)\n'
-        blanked, lines = re.subn(line, "", (tmp_path / script).read_text(), flags=re.M)
-        assert lines == len(functions)
+        blanked, removed = re.subn(line, "", (tmp_path / script).read_text(), flags=re.M)
+        assert removed == len(functions)
         assert ast.dump(ast.parse(blanked)) == ast.dump(expected)
 
 
 def test_blanking_tells_what_is_wrong(tmp_path):
     """One line names the problem; the file stays as it was."""
     shutil.copy(ROOT / "fedsa.py", tmp_path)
-    for words, problem in ("fedsa.py ema emma", "emma"), ("fedsaa.py ema", "fedsaa.py"), ("", "usage"):
+    for words, problem in ("fedsa.py ema emma", "emma"), ("fedsaa.py ema", "fedsaa.py"), ("--force", "usage"):
         done = blank(tmp_path, *words.split())
         assert done.returncode == 2
         assert problem in done.stderr and done.stderr.count("\n") == 1
     assert (tmp_path / "fedsa.py").read_text() == (ROOT / "fedsa.py").read_text()
 
 
-OWN_TEST = {  # a part of the name of a blanked function's own test
-    "class_means": "eq2_class_means", "weighted_mean": "eq3_weighted_mean",
-    "prototype_distance": "eq4_prototype_distance", "average_margin": "eq6_average_margin",
-    "margin_contrastive": "eq7_margin_contrastive", "ema": "eq10_ema",
-    "first_neighbour_clusters": "first_neighbour_clusters", "cluster_means": "finch_cluster_means",
-    "finch": "finch[", "prototype_weights": "eq11_prototype_weights",
-}
+def test_blanking_spares_a_solution(tmp_path):
+    """A file that git cannot bring back is blanked only with --force."""
+    script = tmp_path / "fedsa.py"
+    shutil.copy(ROOT / "fedsa.py", script)
+    assert "in no git repository" in blank(tmp_path, "fedsa.py", "ema").stderr
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "as it was")
+    solution = script.read_text() + "# mine\n"
+    script.write_text(solution)
+    assert "not committed" in blank(tmp_path, "fedsa.py", "ema").stderr
+    assert script.read_text() == solution
+    assert "git restore" not in blank(tmp_path, "fedsa.py", "ema", "--force").stdout
+    assert "raise NotImplementedError" in script.read_text()
 
 
 @every_sheet
 def test_the_tests_name_what_is_missing(title, tmp_path):
-    """A sheet runs its scripts' tests; without a function its own test fails."""
+    """The tests fail in the sheet's order, so that -x shows the first function that is missing."""
     shutil.copytree(ROOT / "tests", tmp_path / "tests")
     for file in ROOT.glob("*.py"):
         shutil.copy(file, tmp_path)
     lines, words = SHEETS[title]
-    selected, missing = set(), []
+    assert words[-2:] == ["-x", "--tb=short"]
+    missing, selected = [], []
     for script, *functions in lines:
-        printed = blank(tmp_path, script, *functions).stdout
-        selected |= set(re.search(r'tests/test_equations.py -k "(.*)"', printed)[1].split(" or "))
-        missing += functions
-    assert selected == set(words[-1].split(" or "))
+        printed = blank(tmp_path, script, *functions, "--force").stdout
+        command = shlex.split(re.search(r"^to test: python (.*)$", printed, re.M)[1])
+        selected += command.pop(-3).split(" or ")
+        assert command == words[:-3] + words[-2:]
+        source = (tmp_path / script).read_text()
+        missing += [re.search(rf'def {name}\(.*?NotImplementedError\("(.*?)"\)', source, re.S)[1] for name in functions]
+    assert sorted(selected) == sorted(words[-3].split(" or "))
 
-    command = [sys.executable, *words, "--tb=no", "-p", "no:cacheprovider"]
-    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
-    failed = re.findall(r"^FAILED .*?::test_(\S+)", printed, re.M)  # with [...], which names the function in test_loss
-    for function in missing:
-        assert any(OWN_TEST[function] in test for test in failed), f"no test names {function}"
+    words = [*words[:-2], "--tb=line", "-p", "no:cacheprovider"]
+    printed = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True).stdout
+    named = re.findall(r":\d+: NotImplementedError: (.*)", printed)
+    assert list(dict.fromkeys(named)) == missing
+    assert len(missing) == len(re.findall(r"^FAILED tests/test_mistakes.py", printed, re.M))
+
+
+# --- wrong bodies -----------------------------------------------------------------------------------
+
+right_class_means = common.class_means
+
+
+def sums(net, images):
+    means, counts = right_class_means(net, images)
+    return means * counts[:, None], counts
+
+
+def plain_mean(local_prototypes, counts):
+    return local_prototypes.sum(0) / (counts > 0).sum(0).clamp(min=1)[:, None], counts.sum(0) > 0
+
+
+def no_clamp(local_prototypes, counts):
+    total = counts.sum(0)
+    return (local_prototypes * counts[:, :, None]).sum(0) / total[:, None], total > 0
+
+
+def mean_over_batch(z, y, prototypes, has_prototype, distance):
+    return ((z - prototypes[y]).norm(dim=1) * has_prototype[y]).mean()
+
+
+def margin_subtracted(z, y, anchors, margin):
+    return F.cross_entropy(-(common.distances(z, anchors) - margin * F.one_hot(y, len(anchors))), y)
+
+
+def margin_on_the_others(z, y, anchors, margin):
+    return F.cross_entropy(-(common.distances(z, anchors) + margin * (1 - F.one_hot(y, len(anchors)))), y)
+
+
+def margin_on_the_batch(z, y, anchors, margin):
+    d = common.distances(z, anchors)
+    d[:, y] += margin
+    return F.cross_entropy(-d, y)
+
+
+def margin_everywhere(z, y, anchors, margin):
+    return F.cross_entropy(-(common.distances(z, anchors) + margin), y)
+
+
+def alpha_on_the_average(anchors, averages, uploaded, alpha):
+    return torch.where(uploaded[:, None], alpha * averages + (1 - alpha) * anchors, anchors)
+
+
+def all_anchors_move(anchors, averages, uploaded, alpha):
+    return alpha * anchors + (1 - alpha) * averages
+
+
+def diagonal(value):
+    """One pass of FINCH with this number on the diagonal."""
+    def first_neighbour_clusters(x):
+        unit = F.normalize(x, dim=1)
+        return fedplcc.connected_components((unit @ unit.T).fill_diagonal_(value).argmax(1))
+    return first_neighbour_clusters
+
+
+def nearest_by_distance(x):
+    return fedplcc.connected_components(torch.cdist(x, x).fill_diagonal_(torch.inf).argmin(1))
+
+
+def means_without_weights(x, cluster, weights):
+    return torch.stack([x[cluster == j].mean(0) for j in cluster.unique()])
+
+
+def endless(x, weights):
+    cluster = fedplcc.first_neighbour_clusters(x)
+    while True:
+        means = fedplcc.cluster_means(x, cluster, weights)
+        cluster = fedplcc.first_neighbour_clusters(means)[cluster]
+
+
+def to_one_cluster(x, weights):
+    cluster = fedplcc.first_neighbour_clusters(x)
+    while cluster.max() > 0:
+        cluster = fedplcc.first_neighbour_clusters(fedplcc.cluster_means(x, cluster, weights))[cluster]
+    return cluster
+
+
+@pytest.mark.parametrize("module, name, wrong, sentence", [
+    (common, "class_means", sums, "not divided by its number of images"),
+    (fedproto, "weighted_mean", plain_mean, "all clients weigh the same"),
+    (fedproto, "weighted_mean", no_clamp, "divided by 0"),
+    (fedproto, "prototype_distance", mean_over_batch, "the mean divides by all samples"),
+    (fedsa, "average_margin", lambda points: torch.pdist(points).mean(), "this is the mean distance"),
+    (fedsa, "margin_contrastive", margin_subtracted, "subtracted for the true class"),
+    (fedsa, "margin_contrastive", margin_on_the_others, "or added for all the others"),
+    (fedsa, "margin_contrastive", margin_on_the_batch, "for the classes of the whole batch"),
+    (fedsa, "margin_contrastive", margin_everywhere, "added for all classes"),
+    (fedsa, "ema", alpha_on_the_average, "must weigh the old anchor"),
+    (fedsa, "ema", all_anchors_move, "no participant uploaded has moved"),
+    (fedplcc, "first_neighbour_clusters", diagonal(1), "its own nearest: leave out the diagonal"),
+    (fedplcc, "first_neighbour_clusters", diagonal(-1), "lower than −1"),
+    (fedplcc, "first_neighbour_clusters", nearest_by_distance, "nearest by distance"),
+    (fedplcc, "cluster_means", means_without_weights, "the weights are not used"),
+    (fedplcc, "finch", lambda x, weights: fedplcc.first_neighbour_clusters(x), "after its first pass"),
+    (fedplcc, "finch", endless, "finch never ends"),
+    (fedplcc, "finch", to_one_cluster, "a pass that leaves one cluster"),
+    (fedplcc, "prototype_weights", lambda sizes, labels: sizes / sizes.sum(), "those of each class must"),
+])
+def test_a_wrong_body_fails_with_its_cause(module, name, wrong, sentence, monkeypatch):
+    """The function's own test fails under a sentence that names the mistake."""
+    monkeypatch.setattr(module, name, wrong)
+    test, = [test for test_name, test in vars(test_mistakes).items() if re.fullmatch(rf"test_\w*_{name}", test_name)]
+    with pytest.raises(AssertionError, match=sentence):
+        test(monkeypatch) if name == "finch" else test()

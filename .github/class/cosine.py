@@ -6,9 +6,12 @@ prototype changes.
 
 import runpy
 import sys
+from pathlib import Path
 
 import torch.nn.functional as F
 
+if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
+    sys.exit("usage: python .github/class/cosine.py SCRIPT [FLAGS], in the folder of common.py")
 sys.path.insert(0, ".")  # the folder of common.py, where the command is typed
 import common
 

@@ -6,9 +6,12 @@ accuracy.
 
 import runpy
 import sys
+from pathlib import Path
 
 import torch
 
+if len(sys.argv) < 2 or not Path(sys.argv[1]).is_file():
+    sys.exit("usage: python .github/class/exam.py SCRIPT [FLAGS], in the folder of common.py")
 sys.path.insert(0, ".")  # the folder of common.py, where the command is typed
 import common
 from common import Images, accuracy
