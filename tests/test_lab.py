@@ -192,7 +192,7 @@ def to_one_cluster(x, weights):
     (fedsa, "average_margin", lambda points: torch.pdist(points).mean(), "this is the mean distance"),
     (fedsa, "margin_contrastive", margin_subtracted, "subtracted for the true class"),
     (fedsa, "margin_contrastive", margin_on_the_others, "or added for all the others"),
-    (fedsa, "margin_contrastive", margin_on_the_batch, "for the classes of the whole batch"),
+    (fedsa, "margin_contrastive", margin_on_the_batch, "for all classes of the batch"),
     (fedsa, "margin_contrastive", margin_everywhere, "added for all classes"),
     (fedsa, "ema", alpha_on_the_average, "must weigh the old anchor"),
     (fedsa, "ema", all_anchors_move, "no participant uploaded has moved"),

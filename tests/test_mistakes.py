@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import common, fedplcc, fedproto, fedsa
+from reference import cross_entropy
 from test_equations import TRIANGLE, pixel_net, pixels, tensor
 
 pytestmark = pytest.mark.timeout(30)
@@ -94,31 +95,30 @@ def test_fedsa_eq6_average_margin():
 
 
 def test_fedsa_eq7_margin_contrastive():
-    """Two samples at the origin, of classes 1 and 2. The anchors are 3, 4 and 5 away."""
-    z, y = torch.zeros(2, 2), torch.tensor([1, 2])
+    """Two samples at the origin, of classes 1 and 2. The anchors are 3, 4 and 5 away, the margin is 2."""
     anchors = torch.tensor([[3.0, 0.0], [0.0, 4.0], [3.0, 4.0]])
-    d, m = torch.tensor([3.0, 4.0, 5.0]).repeat(2, 1), 2.0
-    true_class = F.one_hot(y, 3)
-    right = F.cross_entropy(-(d + m * true_class), y)
-    elsewhere = "the margin is added for a class that is not the sample's"
-    mistakes = {
+    got = fedsa.margin_contrastive(torch.zeros(2, 2), torch.tensor([1, 2]), anchors, torch.tensor(2.0))
+
+    def loss(first, second):
+        """From how far away the three anchors look to the two samples."""
+        return (cross_entropy(-np.array(first), 1) + cross_entropy(-np.array(second), 2)) / 2
+    right = loss([3, 6, 5], [3, 4, 7])
+    wrong_class = "the margin is added for a class that is not the sample's"
+    name_the_mistake(got, right, {
         "the margin is subtracted for the true class, or added for all the others: it must make the true class's "
-        "anchor look farther away": F.cross_entropy(-(d - m * true_class), y),
-        "the margin is missing, or it is added for all classes, where it cancels": F.cross_entropy(-d, y),
-        "near anchors need large logits: the sign of the distance is wrong": F.cross_entropy(d + m * true_class, y),
-        "near anchors need large logits: the sign of the distance is wrong, but not that of the margin":
-            F.cross_entropy(d - m * true_class, y),
-        "the distances are squared": F.cross_entropy(-(d ** 2 + m * true_class), y),
+        "anchor look farther away": loss([3, 2, 5], [3, 4, 3]),
+        "the margin is missing, or it is added for all classes, where it cancels": loss([3, 4, 5], [3, 4, 5]),
+        "near anchors need large logits: the sign is wrong": loss([-3, -6, -5], [-3, -4, -7]),
+        "near anchors need large logits: the sign of the distance is wrong": loss([-3, -2, -5], [-3, -4, -3]),
+        "the distances are squared": loss([9, 18, 25], [9, 16, 27]),
         "a sum over the samples, not a mean": 2 * right,
-        f"{elsewhere}: for the classes of the whole batch": F.cross_entropy(-(d + m * true_class.sum(0)), y),
-    }
-    for shift in 1, 2:
-        mistakes[f"{elsewhere} (class y + {shift})"] = F.cross_entropy(-(d + m * true_class.roll(shift, 1)), y)
-    for c in range(3):
-        always_c = F.one_hot(torch.tensor([c, c]), 3)
-        mistakes[f"{elsewhere} (always class {c})"] = F.cross_entropy(-(d + m * always_c), y)
-    mistakes[f"{elsewhere} (class b for sample b)"] = F.cross_entropy(-(d + m * torch.eye(2, 3)), y)
-    name_the_mistake(fedsa.margin_contrastive(z, y, anchors, torch.tensor(m)), right, mistakes)
+        f"{wrong_class}: for all classes of the batch": loss([3, 6, 7], [3, 6, 7]),
+        f"{wrong_class}: class y + 1": loss([3, 4, 7], [5, 4, 5]),
+        f"{wrong_class}: class y - 1, or the sample's number in the batch": loss([5, 4, 5], [3, 6, 5]),
+        f"{wrong_class}: always class 0": loss([5, 4, 5], [5, 4, 5]),
+        f"{wrong_class}: always that of the first sample": loss([3, 6, 5], [3, 6, 5]),
+        f"{wrong_class}: always that of the last sample": loss([3, 4, 7], [3, 4, 7]),
+    })
 
 
 def test_fedsa_eq10_ema():
