@@ -1,6 +1,7 @@
 """The lab sheets of .github/class: functions without bodies, and tests that say what is missing and what is wrong."""
 
 import ast
+import csv
 import re
 import shlex
 import shutil
@@ -211,3 +212,27 @@ def test_a_wrong_body_fails_with_its_cause(module, name, wrong, sentence, monkey
     test, = [test for test_name, test in vars(test_mistakes).items() if re.fullmatch(rf"test_\w*_{name}", test_name)]
     with pytest.raises(AssertionError, match=sentence):
         test(monkeypatch) if name == "finch" else test()
+
+
+ANSWERS = [  # of exercise: round, runs, columns
+    (2, 10, ["fedproto", "fedproto-off", "fedproto-off-cnn4"], ["classifier", "own", "others"]),
+    (3, 10, ["fedproto-iid", "fedproto-pathological"], ["classifier", "most_frequent", "everyone"]),
+    (4, 10, ["fedproto", "fedtgp", "fedtgp-no-margin"], ["star_margin", "own_star", "prototype", "classifier"]),
+    (5, 10, ["fedsa", "fedsa-no-mcl", "fedsa-no-cc"], ["classifier"]),
+    (6, 12, ["fedlsa-off", "fedlsa-length-1", "fedlsa"], ["clutter"]),
+    (6, 24, ["fedlsa-off", "fedlsa-length-1", "fedlsa"], ["clutter"]),
+    (7, 10, ["fedcon", "fedproto", "fedproto-off"], ["prototype", "cosine"]),
+]
+
+
+@pytest.mark.parametrize("exercise, t, runs, columns", ANSWERS)
+def test_answers_are_in_the_data(exercise, t, runs, columns):
+    """Each run's three numbers are in the exercise's table, as class.csv has them."""
+    with open(ROOT / ".github" / "results" / "class.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["round"] == str(t)]
+    answer = re.search(rf"^## {exercise}\. .*?(?=^## )", (CLASS / "answers.md").read_text(), re.M | re.S)[0]
+    cells = [[float(x) for x in cell.split(", ")] for cell in re.findall(r"\| ([\d., ]+) (?=\|)", answer)]
+    for run in runs:
+        for column in columns:
+            of_seeds = [float(row[column]) for row in rows if row["run"] == run]
+            assert any(cell == pytest.approx(of_seeds, abs=0.051) for cell in cells), (run, column)
