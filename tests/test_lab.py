@@ -167,21 +167,21 @@ def nearest_by_distance(x):
     return fedplcc.connected_components(torch.cdist(x, x).fill_diagonal_(torch.inf).argmin(1))
 
 
-def means_without_weights(x, cluster, weights):
+def means_without_copies(x, cluster, copies):
     return torch.stack([x[cluster == j].mean(0) for j in cluster.unique()])
 
 
-def endless(x, weights):
+def endless(x, copies):
     cluster = fedplcc.first_neighbour_clusters(x)
     while True:
-        means = fedplcc.cluster_means(x, cluster, weights)
+        means = fedplcc.cluster_means(x, cluster, copies)
         cluster = fedplcc.first_neighbour_clusters(means)[cluster]
 
 
-def to_one_cluster(x, weights):
+def to_one_cluster(x, copies):
     cluster = fedplcc.first_neighbour_clusters(x)
     while cluster.max() > 0:
-        cluster = fedplcc.first_neighbour_clusters(fedplcc.cluster_means(x, cluster, weights))[cluster]
+        cluster = fedplcc.first_neighbour_clusters(fedplcc.cluster_means(x, cluster, copies))[cluster]
     return cluster
 
 
@@ -200,8 +200,8 @@ def to_one_cluster(x, weights):
     (fedplcc, "first_neighbour_clusters", diagonal(1), "its own nearest: leave out the diagonal"),
     (fedplcc, "first_neighbour_clusters", diagonal(-1), "lower than −1"),
     (fedplcc, "first_neighbour_clusters", nearest_by_distance, "nearest by distance"),
-    (fedplcc, "cluster_means", means_without_weights, "the weights are not used"),
-    (fedplcc, "finch", lambda x, weights: fedplcc.first_neighbour_clusters(x), "after its first pass"),
+    (fedplcc, "cluster_means", means_without_copies, "copies are not used"),
+    (fedplcc, "finch", lambda x, copies: fedplcc.first_neighbour_clusters(x), "after its first pass"),
     (fedplcc, "finch", endless, "finch never ends"),
     (fedplcc, "finch", to_one_cluster, "a pass that leaves one cluster"),
     (fedplcc, "prototype_weights", lambda sizes, labels: sizes / sizes.sum(), "those of each class must"),
