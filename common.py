@@ -1460,23 +1460,17 @@ def plot_margins(clients, net, prototypes, labels, names):
 @only_a_warning("NMI and silhouette")
 def print_cluster_quality(net, tests, seed):
     """FedFM's Table V: the NMI of K-means clusters with the classes, and the classes' silhouette. Taken on 2,000 test
-    images; the paper does not say which or how many. Needs scikit-learn."""
-    try:
+    images; the paper does not say which or how many. Without scikit-learn, a warning."""
+    with only_a_warning("NMI and silhouette of the features"):
         from sklearn.cluster import KMeans
         from sklearn.metrics import normalized_mutual_info_score, silhouette_score
-    except ImportError:
-        print("NMI and silhouette of the features: pip install scikit-learn")
-        return
-    x = torch.cat([images.x for images in tests.values()])
-    y = torch.cat([images.y for images in tests.values()])
-    index = torch.from_numpy(generator(seed, "clusters").permutation(len(y))[:2000]).to(y.device)
-    z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
-    if len(set(y)) < 2:
-        print("NMI and silhouette of the features: not defined for a single class")
-        return
-    clusters = KMeans(net.num_classes, n_init=10, random_state=seed).fit_predict(z)
-    nmi = normalized_mutual_info_score(y, clusters)
-    print(f"features of {len(y)} test images: NMI {nmi:.3f}, silhouette {silhouette_score(z, y):.3f}")
+        x = torch.cat([images.x for images in tests.values()])
+        y = torch.cat([images.y for images in tests.values()])
+        index = torch.from_numpy(generator(seed, "clusters").permutation(len(y))[:2000]).to(y.device)
+        z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
+        clusters = KMeans(net.num_classes, n_init=10, random_state=seed).fit_predict(z)
+        nmi = normalized_mutual_info_score(y, clusters)
+        print(f"features of {len(y)} test images: NMI {nmi:.3f}, silhouette {silhouette_score(z, y):.3f}")
 
 
 # --- comparing runs -------------------------------------------------------------------------------

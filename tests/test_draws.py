@@ -158,7 +158,8 @@ def test_augment_is_drawn_by_seed_round_and_client(monkeypatch):
 
 
 def test_cluster_quality_is_of_the_classes(monkeypatch, capsys):
-    """K-means makes one cluster per class, over all domains; the silhouette is of the classes."""
+    """K-means makes one cluster per class, over all domains; the silhouette is of the classes. What cannot be computed
+    is a warning, and the run's results stay."""
     pytest.importorskip("sklearn")
     monkeypatch.setattr(common, "extract", lambda net, x: x[:, :, 0, 0])
     heaps, mixed = torch.arange(90) // 30, torch.arange(90) % 3
@@ -169,3 +170,6 @@ def test_cluster_quality_is_of_the_classes(monkeypatch, capsys):
         common.print_cluster_quality(SimpleNamespace(num_classes=3), tests, 0)
         numbers = [float(number) for number in re.findall(r"-?\d\.\d+", capsys.readouterr().out)]
         assert numbers == pytest.approx([nmi, silhouette], abs=0.05)
+    common.print_cluster_quality(SimpleNamespace(num_classes=3), {"one": common.Images(x, 0 * mixed)}, 0)  # one class
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("no NMI and silhouette") and printed.err.count("\n") == 1
