@@ -73,6 +73,7 @@ def test_settings(script, dataset, tmp_path):
     """Every preset holds the values above and sets no other flag."""
     for folder in "one/train", "one/test", "several/photo", "several/sketch":
         (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "image.png").touch()
     found = vars(arguments(script, "--dataset", dataset, "--data", tmp_path))
     want = EXPECTED[script, dataset]
     assert {name: found[name] for name in want} == want
