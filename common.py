@@ -236,7 +236,7 @@ def evaluate_personal(clients, prototypes, t, args, has_prototype=None, name="pr
 @torch.no_grad()
 def right_answers(client, prototypes, has_prototype, name, args):
     """How many of its own test images a client gets right with its model's classifier, with the nearest prototype, and
-    by always answering its most frequent training class: the baseline that the other two must beat.
+    by always guessing the majority class of its training images: the baseline that the other two must beat.
     -> {"classifier": n, name: n, "most_frequent": n}"""
     z = extract(client.net, client.test.x)
     y = client.test.y

@@ -89,6 +89,7 @@ def main(args):
     C, D = len(data.class_names), args.feature_dim
     if args.lam_mcl is None:
         args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2; a model of GROUPS is several architectures
+
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
 
