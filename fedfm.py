@@ -118,7 +118,8 @@ def main(args):
     anchors = Anchors(*state)
 
     for t in run.rounds():
-        # FedFM-Lite: the participants get the model in the first of a rounds and stay for all of them. FedFM: a = 1
+        # FedFM-Lite draws participants once every a rounds: they get the model in the first of these and send it in the
+        # last. With FedFM a is 1, so `first` is t.
         first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
         up = down = 0
