@@ -152,7 +152,7 @@ def test_domains_with_and_without_train_and_test(tmp_path):
     ("{x,y}/a y/b", ["x", "y"], ["a", "b"], 3),                    # a class that one domain lacks
     ("train/{a,b}/images test/{a,b}", ["s"], ["a", "b"], 4),       # Tiny-ImageNet
     ("x/train/{a,b} x/test/a y/{a,b}", ["x", "y"], ["a", "b"], 5),
-    ("x/{a,train} y/{a,valley}", ["x", "y"], ["a", "train", "valley"], 4),
+    ("x/{a,train} valley/a", ["valley", "x"], ["a", "train"], 3),  # neither a part nor a spelling of one
     ("train/{a,b} test/a val/a extra/c train .", ["s"], ["a", "b"], 3),  # the others are not used
     ("x/{a,b} x/.a .x/a x/a/.ipynb_checkpoints __MACOSX/.x", ["x"], ["a", "b"], 2),
 ])
@@ -185,7 +185,7 @@ def test_layouts_that_are_refused(folders, wrong, tmp_path):
     pictures(tmp_path / "s", folders)
     with pytest.raises(SystemExit) as stop:
         load(tmp_path, "s")
-    assert wrong in stop.value.code.split("\n")[0]
+    assert str(Path(wrong)) in stop.value.code.split("\n")[0]
     assert not list(tmp_path.glob("*.pt"))
 
 
