@@ -1233,8 +1233,8 @@ def print_what_next(args):
     weights = [name for name in vars(args) if name.startswith("lam")]
     if any(getattr(args, name) for name in weights) and not args.resume:
         off = " ".join(f"--{name.replace('_', '-')} 0" for name in weights)
-        print(f"next, the same without guidance: python {shlex.join(sys.argv)} {off} --name off")
-    print(f"then all runs in one table: python common.py {args.out}/*")
+        print(f"the same without guidance: python {shlex.join(sys.argv)} {off} --name off")
+    print(f"all runs in one table: python common.py {args.out}/*")
 
 
 @contextlib.contextmanager
@@ -1293,14 +1293,15 @@ def short(name):
 
 
 def with_shared_classes(clients, C):
-    """Six clients: the one with the most classes among its test images, then always the one that shares most with those
-    before it."""
-    has = np.stack([np.bincount(client.test.y.cpu(), minlength=C) >= 3 for client in clients])  # (K, C)
-    chosen = [has.sum(1).argmax()]
+    """Six clients: first the one with the most test images of classes that others have as well, then always the one with
+    the most of classes that those before it have."""
+    n = np.stack([np.bincount(client.test.y.cpu(), minlength=C) for client in clients])  # (K, C)
+    chosen = []
     while len(chosen) < min(6, len(clients)):
-        shared = (has * has[chosen].sum(0)).sum(1)
+        others = n[chosen].sum(0) if chosen else n.sum(0) - n
+        shared = np.minimum(n, others).sum(1)
         shared[chosen] = -1
-        chosen.append(shared.argmax())
+        chosen.append(int(shared.argmax()))
     return [clients[i] for i in sorted(chosen)]
 
 
@@ -1323,7 +1324,7 @@ def plot_partition(clients, names):
     rows, columns = counts.nonzero()
     figure = Figure(figsize=(9, 6))
     axis = figure.subplots()
-    area = 4000 / max(10, len(names)) / counts.max()
+    area = 4000 / max(10, len(names), len(clients) / 2) / counts.max()
     axis.scatter(rows, columns, s=area * counts[rows, columns], alpha=0.7)
     axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class")
     label_ticks(axis.xaxis, [short(f"{client.id} {client.domain}") for client in clients])
@@ -1344,7 +1345,8 @@ def plot_curves(log):
             continue
         marker = MARKERS[len(axis.lines) % len(MARKERS)]
         colour = "grey" if column == "acc_most_frequent" else None
-        axis.plot(*curve(log, column), color=colour, marker=marker, label=short(in_words(column)))
+        label = short(in_words(column)) if len(axis.lines) < len(MARKERS) else None  # no legend of a hundred domains
+        axis.plot(*curve(log, column), color=colour, marker=marker, label=label)
     for axis, label in (left, "accuracy (%)"), (right, "loss"):
         axis.set(xlabel="round", ylabel=label)
         whole_numbers(axis.xaxis)
@@ -1433,24 +1435,35 @@ def margins(vectors, labels, C):
 
 
 def plot_margins(clients, net, prototypes, labels, names):
-    """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D). net: the global model,
-    or None if every client has its own."""
+    """Margins (FedTGP Fig. 1) of the clients' class means and of the server's prototypes (G, D), divided by the mean
+    distance of training images' features to the nearest prototype of their class, so that runs can be compared.
+    net: the global model, or None if every client has its own."""
     C = len(names)
-    table = []
+    margins_of_clients = []
+    to_prototype = []  # the distances by which margins are divided
     for client in clients:
-        means, counts = class_means(client.net if net is None else net, client.train)
+        model = client.net if net is None else net
+        means, counts = class_means(model, client.train)
         owned = counts.nonzero().flatten()
-        table.append(margins(means[owned], owned, C))
-    table = np.ma.masked_invalid(table)
+        margins_of_clients.append(margins(means[owned], owned, C))
+        y = client.train.y
+        d = distances(extract(model, client.train.x), prototypes).masked_fill(y[:, None] != labels, math.inf)
+        total = np.bincount(y.cpu(), weights=d.amin(1).cpu(), minlength=C)
+        n = counts.cpu().numpy()
+        to_prototype.append(total / np.where(n > 0, n, np.nan))
+    to_prototype = np.ma.masked_invalid(to_prototype)
+    table = np.ma.masked_invalid(margins_of_clients) / to_prototype
 
     figure = Figure(figsize=(8, 4.5))
     axis = figure.subplots()
     axis.plot(table.max(0), "^", label=f"class means, the largest of {len(clients)} clients")
     axis.plot(table.mean(0), "o", label="mean over the clients that have the class")
-    axis.plot(np.ma.masked_invalid(margins(prototypes, labels, C)), "*", markersize=12, label="server's vectors")
-    axis.axhline(0, color="grey")
+    server = np.ma.masked_invalid(margins(prototypes, labels, C)) / to_prototype.mean(0)
+    axis.plot(server, "*", markersize=12, label="server's vectors")
+    axis.axhline(1, color="grey")
+    axis.set_ylim(bottom=0)
     label_ticks(axis.xaxis, names)
-    axis.set(xlabel="class", ylabel="margin: distance to the nearest other class")
+    axis.set(xlabel="class", ylabel="distance to the nearest other class /\ndistance of features to the server's vector")
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 

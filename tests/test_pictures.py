@@ -81,6 +81,14 @@ def test_points_in_the_plane_show_classes(has_sklearn, monkeypatch):
     assert torch.equal(common.distances(points, centres).argmin(1), y)
 
 
+@pytest.mark.parametrize("z", [torch.zeros(60, 8), 3 + torch.zeros(60, 8), 1e-30 * torch.eye(60), torch.randn(1, 8),
+                               1e30 * torch.randn(9, 8), torch.full((60, 8), math.nan), torch.tensor([[math.inf, 0]])])
+def test_points_in_the_plane_for_any_features(z):
+    """Equal, huge, non-finite or few features are drawn; t-SNE alone would crash."""
+    points, _ = common.in_two_dimensions(z, seed=0)
+    assert points.shape == (len(z), 2) and np.isfinite(points).all()
+
+
 def test_features_png(monkeypatch):
     """Each frequent class has a colour; the server's prototypes are stars."""
     monkeypatch.setattr(common, "in_two_dimensions", lambda z, seed: (z.numpy(), "plane"))
@@ -111,17 +119,22 @@ def test_margins():
 
 
 def test_margins_png():
-    """It draws the clients' largest and mean margins and the server's; the axis begins at 0."""
+    """It draws the clients' largest and mean margins and the server's, divided by distances of training images; the
+    axis begins at 0."""
     clients = [a_client(0, [0, 1]), a_client(1, [0, 2, 2, 1])]  # class means 0 and 1; 0, 3 and 1.5
-    prototypes = torch.tensor([[0.0], [20], [50]])
-    axis, = common.plot_margins(clients, None, prototypes, torch.arange(3), ["a", "b", "c"]).axes
+    clients[1].test = None
+    prototypes = torch.tensor([[2.0], [5], [4.5], [99]])  # distances of features: 2 and 4; 2, 2 and 3
+    labels = torch.tensor([0, 1, 2, 2])
+    axis, = common.plot_margins(clients, None, prototypes, labels, ["a", "b", "c"]).axes
     largest, mean, server = [line.get_ydata().tolist() for line in axis.lines[:3]]
-    assert largest == [1.5, 1.5, 1.5]
-    assert mean == [1.25, 1.25, 1.5]
-    assert server == [20, 20, 30]
-    assert axis.get_ylim()[0] <= 0
-    axis, = common.plot_margins(clients, Doubled(), prototypes, torch.arange(3), ["a", "b", "c"]).axes
-    assert axis.lines[0].get_ydata().tolist() == [3, 3, 3]  # the global model, not the clients'
+    assert largest == [1.5 / 2, 1.5 / 2, 1.5 / 3]
+    assert mean == [(1 / 2 + 1.5 / 2) / 2, (1 / 4 + 1.5 / 2) / 2, 1.5 / 3]
+    assert server == pytest.approx([2.5 / 2, 0.5 / 3, 0.5 / 3])
+    assert axis.get_ylim()[0] == 0
+    axis, = common.plot_margins(clients, Doubled(), prototypes, labels, ["a", "b", "c"]).axes
+    assert axis.lines[0].get_ydata().tolist() == [3 / 2, 3 / 1, 3 / 1.5]  # the global model, not the clients'
+    axis, = common.plot_margins(clients, None, prototypes[:2], labels[:2], ["a", "b", "c"]).axes
+    assert axis.lines[2].get_ydata().tolist()[2] is None  # no prototype of class c
 
 
 def test_what_is_drawn(tmp_path, monkeypatch):
@@ -134,11 +147,14 @@ def test_what_is_drawn(tmp_path, monkeypatch):
     args = SimpleNamespace(no_plots=False, feature_dim=1, partition="iid", seed=0)
     run = SimpleNamespace(args=args, folder=tmp_path, rows=[{"round": 1}])
     data = SimpleNamespace(class_names=["a", "b", "c"])
-    clients = [a_client(i, [c] * 3 + [1] * 3) for i, c in enumerate([1, 0, 0, 2, 0, 1, 0, 0])]
+    of_client = ["aaaa", "b", "aaab", "c", "aabb", "aa", "aab", "cc", "bbb"]
+    clients = [a_client(i, ["abc".index(c) for c in text]) for i, text in enumerate(of_client)]
+    for client in clients:
+        client.train = None  # test images are drawn
 
     common.draw_pictures(run, data, clients)
     groups = features.call_args.args[0]
-    assert list(groups) == [f"client {i}" for i in (0, 1, 2, 4, 6, 7)]
+    assert list(groups) == [f"client {i}" for i in (0, 2, 4, 5, 6, 8)]
     margins.assert_not_called()
 
     prototypes = torch.eye(2)
@@ -147,6 +163,31 @@ def test_what_is_drawn(tmp_path, monkeypatch):
     assert features.call_args.args[0] == {"sketch": ("net", "images")}
     assert features.call_args.args[1:3] == (prototypes, labels)
     assert margins.call_args.args[1:4] == ("net", prototypes, labels)
+
+
+def test_a_picture_that_fails_costs_only_itself(tmp_path, monkeypatch, capsys):
+    """Text is never a formula, and what is drawn before and after stays."""
+    monkeypatch.setattr(common, "plot_curves", Mock(side_effect=ValueError("two\nlines")))
+    folder = tmp_path / "a$b_$c"
+    folder.mkdir()
+    (folder / "log.csv").write_text("round,loss\n1,0.5\n")
+    args = SimpleNamespace(no_plots=False, feature_dim=1, partition="iid", seed=0)
+    data = SimpleNamespace(class_names=["$\\frac{$", "_b", "c" * 99])
+    run = SimpleNamespace(args=args, folder=folder, rows=[{"round": 1}])
+    common.draw_pictures(run, data, [a_client(0, [0, 1, 2])], prototypes=torch.eye(3)[:, :1])
+    assert sorted(path.stem for path in folder.glob("*.png")) == ["features", "margins", "partition"]
+    assert capsys.readouterr().err == "no curves.png: ValueError: two lines\n"
+
+
+def test_what_to_type_next(monkeypatch, capsys):
+    """The control has every weight at 0; it is not suggested after itself."""
+    monkeypatch.setattr(sys, "argv", ["fedsa.py", "--subset", "0.1"])
+    args = SimpleNamespace(lam_r=0, lam_cc=0.1, lr=0.1, out="runs", resume=None)
+    common.print_what_next(args)
+    assert "python fedsa.py --subset 0.1 --lam-r 0 --lam-cc 0 --name off\n" in capsys.readouterr().out
+    args.lam_cc = 0
+    common.print_what_next(args)
+    assert capsys.readouterr().out == "all runs in one table: python common.py runs/*\n"
 
 
 # --- comparing runs -------------------------------------------------------------------------------
@@ -185,6 +226,19 @@ def test_seeds_share_a_row_if_their_settings_agree(tmp_path, capsys):
     ]
     assert (tmp_path / "compare-glyphs-iid.png").exists()
     assert (tmp_path / "compare-glyphs-domain.png").exists()
+
+
+def test_rows_print_the_flags_in_which_they_differ(tmp_path, capsys):
+    """Another model is said above the table; flags that are off or of another partition are not said."""
+    log = "round,acc_test\n1,50\n"
+    both = dict(partition="iid", lr=0.1)
+    common.compare([
+        a_run(tmp_path / "x", log, **both, model="cnn4", beta=0.1, lam=0, lite=False),
+        a_run(tmp_path / "y", log, **both, model="resnet10", beta=0.5),
+    ])
+    printed = capsys.readouterr().out
+    assert "not all rows have the same --model; see" in printed.split("| run |")[0]
+    assert re.findall(r"/. \(1 rounds\): (.*)", printed) == ["--lam 0 --model cnn4", "--lam 1 --model resnet10"]
 
 
 def test_nothing_to_compare(tmp_path, capsys):
@@ -232,3 +286,5 @@ def test_compare_png():
     assert right.get_title() == "prototype accuracy of clients' own models"
     curve, = left.lines
     assert curve.get_xydata().tolist() == [[2, 50], [3, 61]]
+    band = left.collections[0].get_paths()[0].vertices
+    assert {tuple(corner) for corner in band.tolist()} == {(2, 50), (3, 60), (3, 62)}
