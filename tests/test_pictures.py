@@ -145,7 +145,7 @@ def test_what_is_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "plot_margins", margins)
     (tmp_path / "log.csv").write_text("round,acc_test,loss\n1,50,0.5\n")
     args = SimpleNamespace(no_plots=False, feature_dim=1, partition="iid", seed=0)
-    run = SimpleNamespace(args=args, folder=tmp_path, rows=[{"round": 1}])
+    run = SimpleNamespace(args=args, folder=tmp_path, log=tmp_path / "log.csv", rows=[{"round": 1}])
     data = SimpleNamespace(class_names=["a", "b", "c"])
     of_client = ["aaaa", "b", "aaab", "c", "aabb", "aa", "aab", "cc", "bbb"]
     clients = [a_client(i, ["abc".index(c) for c in text]) for i, text in enumerate(of_client)]
@@ -173,7 +173,7 @@ def test_a_picture_that_fails_costs_only_itself(tmp_path, monkeypatch, capsys):
     (folder / "log.csv").write_text("round,loss\n1,0.5\n")
     args = SimpleNamespace(no_plots=False, feature_dim=1, partition="iid", seed=0)
     data = SimpleNamespace(class_names=["$\\frac{$", "_b", "c" * 99])
-    run = SimpleNamespace(args=args, folder=folder, rows=[{"round": 1}])
+    run = SimpleNamespace(args=args, folder=folder, log=folder / "log.csv", rows=[{"round": 1}])
     common.draw_pictures(run, data, [a_client(0, [0, 1, 2])], prototypes=torch.eye(3)[:, :1])
     assert sorted(path.stem for path in folder.glob("*.png")) == ["features", "margins", "partition"]
     assert capsys.readouterr().err == "no curves.png: ValueError: two lines\n"
