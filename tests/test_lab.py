@@ -18,7 +18,8 @@ from conftest import ROOT
 
 CLASS = ROOT / ".github" / "class"
 SHEETS = {}  # {title: ([[script, function, ...] of each blank.py line], the words of the pytest line)}
-for title, block in re.findall(r"^\*\*(\w+): .*?```bash\n(.*?)```", (CLASS / "README.md").read_text(), re.M | re.S):
+sheet = (CLASS / "README.md").read_text(encoding="utf-8")
+for title, block in re.findall(r"^\*\*(\w+): .*?```bash\n(.*?)```", sheet, re.M | re.S):
     blanks = re.findall(r"^python \.github/class/blank\.py (.*)$", block, re.M)
     tests = re.search(r"^python (-m pytest .*)$", block, re.M)[1]
     SHEETS[title] = ([line.split() for line in blanks], shlex.split(tests))
@@ -45,12 +46,12 @@ def test_only_the_body_goes(title, tmp_path):
     git(tmp_path, "commit", "-q", "-m", "as it was")
     for script, *functions in lines:
         assert f"git restore {script}\n" in blank(tmp_path, script, *functions).stdout
-        expected = ast.parse((ROOT / script).read_text())
+        expected = ast.parse((ROOT / script).read_text(encoding="utf-8"))
         for node in expected.body:
             if isinstance(node, ast.FunctionDef) and node.name in functions:
                 del node.body[1:]  # the docstring stays
         line = r'^    raise NotImplementedError\("(Eqs?\. \d.*|\w+)"\)\n'
-        blanked, removed = re.subn(line, "", (tmp_path / script).read_text(), flags=re.M)
+        blanked, removed = re.subn(line, "", (tmp_path / script).read_text(encoding="utf-8"), flags=re.M)
         assert removed == len(functions)
         assert ast.dump(ast.parse(blanked)) == ast.dump(expected)
 
@@ -62,7 +63,7 @@ def test_blanking_tells_what_is_wrong(tmp_path):
         done = blank(tmp_path, *words.split())
         assert done.returncode == 2
         assert problem in done.stderr and done.stderr.count("\n") == 1
-    assert (tmp_path / "fedsa.py").read_text() == (ROOT / "fedsa.py").read_text()
+    assert (tmp_path / "fedsa.py").read_text(encoding="utf-8") == (ROOT / "fedsa.py").read_text(encoding="utf-8")
 
 
 def test_blanking_spares_a_solution(tmp_path):

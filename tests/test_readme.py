@@ -18,7 +18,7 @@ from conftest import PERSONAL, ROOT, SMALL, arguments
 GITHUB = ROOT / ".github"
 PAGES = {}   # {path: text}
 for page in [ROOT / "README.md", *sorted(GITHUB.rglob("*.md"))]:
-    PAGES[str(page.relative_to(ROOT))] = page.read_text()
+    PAGES[page.relative_to(ROOT).as_posix()] = page.read_text(encoding="utf-8")
 EQUATIONS = {"fedproto": 4, "fedtgp": 11, "fedsa": 10, "fedlsa": 10, "fedplcc": 11, "fedfm": 11}
 PAPERS = {script: PAGES[f".github/papers/{script}.md"] for script in EQUATIONS}
 every_paper = pytest.mark.parametrize("script", EQUATIONS)
@@ -31,7 +31,7 @@ def test_links(page):
         path = (ROOT / page).parent / file if file else ROOT / page
         assert path.exists(), file
         if heading:
-            headings = re.findall(r"^#+ (.*)$", path.read_text().lower(), re.M)
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8").lower(), re.M)
             assert heading in [re.sub(r"[^\w\- ]", "", line).replace(" ", "-") for line in headings], heading
 
 
@@ -66,10 +66,15 @@ def test_every_command_parses(place, command):
 def test_the_round_in_code_is_that_of_fedproto():
     """fedproto.py has the README's lines, in the same order."""
     block = re.search(r"```python\n(.*?)```", PAGES["README.md"], re.S)[1]
-    rest = (ROOT / "fedproto.py").read_text()
+    rest = (ROOT / "fedproto.py").read_text(encoding="utf-8")
     for line in filter(None, block.splitlines()):
         _, found, rest = rest.partition(line.strip())
         assert found, line
+
+
+def test_the_workflow_runs_the_readmes_test_command():
+    _, command = re.findall(r"```bash\n(.*?)```", PAGES["README.md"], re.S)[:2]
+    assert command in (GITHUB / "workflows" / "tests.yml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("words, column", [
@@ -164,7 +169,7 @@ def test_names_on_a_paper_page(script):
     """Every function and flag on the page exists."""
     for module, name in re.findall(r"`(fed\w+|common)\.(?!py)(\w+)`", PAPERS[script]):
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
-    source = (ROOT / "common.py").read_text() + (ROOT / f"{script}.py").read_text()
+    source = (ROOT / "common.py").read_text(encoding="utf-8") + (ROOT / f"{script}.py").read_text(encoding="utf-8")
     for line in PAPERS[script].splitlines():
         if not line.startswith("|") and "HtFLlib's command" not in line:
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", line):

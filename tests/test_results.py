@@ -15,7 +15,7 @@ TABLES = str(RESULTS / "tables.py")
 
 
 def rows_of(name):
-    with open(RESULTS / name) as file:
+    with open(RESULTS / name, encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -30,13 +30,13 @@ def tables(monkeypatch, capsys):
 
 def results_text():
     """The results page, and the README's section on results."""
-    readme = re.search(r"^## Results$.*?(?=^## )", (ROOT / "README.md").read_text(), re.M | re.S)[0]
-    return (RESULTS / "README.md").read_text(), readme
+    readme = re.search(r"^## Results$.*?(?=^## )", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)[0]
+    return (RESULTS / "README.md").read_text(encoding="utf-8"), readme
 
 
 def test_pages_have_the_printed_tables(tables):
     """Nobody edits a table by hand."""
-    page, readme = (RESULTS / "README.md").read_text(), (ROOT / "README.md").read_text()
+    page, readme = (RESULTS / "README.md").read_text(encoding="utf-8"), (ROOT / "README.md").read_text(encoding="utf-8")
     for name, table in tables.items():
         text = readme if name.startswith("readme") else page
         assert f"{table}\n" in text, name

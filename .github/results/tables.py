@@ -36,7 +36,7 @@ FEDPLCC = {  # Table III, Office-Caltech
 def read(name):
     """A CSV file -> {run: {seed: {round: {column: number}}}}."""
     runs = {}
-    with open(HERE / f"{name}.csv") as file:
+    with open(HERE / f"{name}.csv", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             seeds = runs.setdefault(row.pop("run"), {})
             rounds = seeds.setdefault(int(row.pop("seed")), {})
@@ -45,7 +45,7 @@ def read(name):
 
 
 # {(file, run): " †" if today's scripts cannot repeat the run, else ""}
-with open(HERE / "runs.csv") as file:
+with open(HERE / "runs.csv", encoding="utf-8") as file:
     MARKS = {(row["file"], row["run"]): " †" if row["code"] else "" for row in csv.DictReader(file)}
 
 
