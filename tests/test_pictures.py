@@ -42,6 +42,8 @@ def a_client(i, y, domain=""):
 def test_partition_png():
     """Clients run along x, classes along y; a dot's area counts images."""
     clients = [a_client(0, [0, 2, 2, 2]), a_client(1, [1, 1], domain="sketch")]
+    for client in clients:
+        client.test = None  # training images are counted
     figure = common.plot_partition(clients, ["a", "b", "c"])
     axis, = figure.axes
     dots, = axis.collections
@@ -108,6 +110,9 @@ def test_features_png(monkeypatch):
             colours_at.setdefault(round(place, 1), set()).add(tuple(dots.get_facecolor()[0]))
     assert sorted(colours_at) == [0.3, 1.1, *range(2, 12)]
     assert all(len(colours) == 1 for colours in colours_at.values()) and len(set.union(*colours_at.values())) == 10
+    of_class = [dots for dots in figure.axes[0].collections if 11 in dots.get_offsets()]
+    assert len({dots.get_paths()[0].vertices.tobytes() for dots in of_class}) == 13  # a marker for each group
+    assert sum(len(dots.get_offsets()) for dots in of_class) <= 13 * 12  # each with its own images
     assert colours_at[0.3] == colours_at[3] and colours_at[1.1] == colours_at[11]  # the prototypes
 
 
@@ -261,7 +266,7 @@ def test_compare_as_a_program(tmp_path, monkeypatch):
 
 def test_a_row_of_personal_models(tmp_path, capsys):
     """The final round gives the lead; an untested round is not 0 %."""
-    log = "round,acc_classifier,acc_most_frequent\n1,50,35\n2,80,35\n3,60,35\n4,,\n"
+    log = "round,acc_classifier,acc_most_frequent\n1,,\n2,80,35\n3,,\n4,60,35\n5,,\n"
     common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log) / "log.csv")})
     assert table(capsys.readouterr().out) == [["mine", "0", "classifier", "80.00", "60.00", "25.00"]]
 

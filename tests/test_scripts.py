@@ -48,12 +48,12 @@ def test_rounds_without_evaluation_have_empty_cells(run):
 
 def test_the_last_lines(tmp_path, capsys):
     """Validation images, if any, pick the best round."""
-    log = "round,acc_test,acc_validation,up,down,seconds\n1,50,70,1000,2,3\n2,80,60,1000,2,3\n3,60,65,1000,2,3\n"
+    log = "round,acc_test,acc_validation,up,down,seconds\n2,50,70,1000,2,3\n3,,,0,0,0\n4,80,60,1000,2,3\n6,60,65,1000,2,3\n"
     (tmp_path / "log.csv").write_text(log)
     run = SimpleNamespace(folder=tmp_path, log=tmp_path / "log.csv")
     assert common.summarize(run) == {"best test accuracy": 50, "final test accuracy": 60}
     assert capsys.readouterr().out == (
-        "test accuracy: final 60.00 %, best 50.00 % in round 1 (selected on validation images)\n"
+        "test accuracy: final 60.00 %, best 50.00 % in round 2 (selected on validation images)\n"
         "traffic: 3,000 floats up, 6 down; 9 s in all\n"
         f"everything is in {tmp_path}\n")
 
