@@ -194,7 +194,7 @@ def client_update(client, anchors, t, args):
 
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay, fused=True)
+                                weight_decay=args.weight_decay)
     losses = []
     for x, y in minibatches(client, t, args):
         if args.augment:

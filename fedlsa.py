@@ -138,7 +138,7 @@ def client_update(client, anchors, t, args):
     """Train the client's copy of the global model for E_c epochs (Eq. 10) -> Upload."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay, fused=True)
+                                weight_decay=args.weight_decay)
     losses = []
     for x, y in minibatches(client, t, args):
         loss = local_loss(client.net, x, y, anchors, args)

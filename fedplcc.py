@@ -151,7 +151,7 @@ def client_update(client, prototypes, t, args):
     prototypes: Prototypes, or None with FedAvg."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay, fused=True)
+                                weight_decay=args.weight_decay)
     losses = []
     for x, y in minibatches(client, t, args):
         loss = local_loss(client.net, x, y, prototypes, args)

@@ -114,7 +114,7 @@ def client_update(client, prototypes, has_prototype, t, args):
     images, in eval mode -> Upload."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay, fused=True)
+                                weight_decay=args.weight_decay)
     losses = []
     for x, y in minibatches(client, t, args):
         loss = local_loss(client.net, x, y, prototypes, has_prototype, args)

@@ -121,7 +121,7 @@ def client_update(client, prototypes, t, args):
     images, in eval mode -> Upload."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
-                                weight_decay=args.weight_decay, fused=True)
+                                weight_decay=args.weight_decay)
     losses = []
     for x, y in minibatches(client, t, args):
         loss = local_loss(client.net, x, y, prototypes, args)
@@ -228,7 +228,7 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
     _, labels = owned.nonzero(as_tuple=True)                          # (N,) their classes, in the same order
     rng = generator(args.seed, "server", t)
-    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr, fused=True)        # no momentum
+    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)                    # no momentum
     for _ in range(args.server_epochs):
         losses = []                                                   # of this epoch
         order = torch.from_numpy(rng.permutation(len(p))).to(p.device)

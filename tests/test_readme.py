@@ -42,6 +42,7 @@ def commands():
         blocks = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
         lines = "\n".join(blocks).splitlines() + re.findall(r"`(.*?)`", text)
         for line in lines:
+            line = re.sub(r"\$\w+", "1", line)  # variables of the shell
             for command in line.split("#")[0].split("&&"):
                 if re.match(r"python \S+\.py", command.strip()):
                     found.append((page, command.strip()))
