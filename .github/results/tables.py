@@ -6,7 +6,6 @@ Each table follows its marker, <!-- table: NAME -->. tests/test_results.py looks
 README if its name begins with "readme". So nobody edits a table by hand: paste what this script prints."""
 
 import csv
-import re
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -76,8 +75,8 @@ def mean_of_domains(t):
 # writing
 
 def number(x, digits=1):
-    text = f"{x:.{digits}f}".replace("-", "−")
-    return text.replace("−0.0", "0.0") if float(f"{x:.{digits}f}") == 0 else text
+    rounded = round(float(x), digits) + 0.0  # + 0.0: no −0.0
+    return f"{rounded:.{digits}f}".replace("-", "−")
 
 
 def accuracy(run, function):
@@ -85,23 +84,22 @@ def accuracy(run, function):
     numbers = [function(rounds) for rounds in run.values()]
     if len(numbers) == 1:
         return number(numbers[0])
-    return f"{number(np.mean(numbers))} ± {number(np.std(numbers, ddof=1))}"
+    seeds = "" if len(numbers) == 3 else f" ({len(numbers)} seeds)"
+    return f"{number(np.mean(numbers))} ± {number(np.std(numbers, ddof=1))}{seeds}"
 
 
 def verdict(run, base, function):
-    """Compare two runs seed by seed: with three seeds by the 95 % t-interval of the differences."""
+    """The differences seed by seed: with three seeds their mean, its 95 % t-interval and what follows from it."""
     differences = [function(run[seed]) - function(base[seed]) for seed in sorted(set(run) & set(base))]
     if len(differences) < 3:
         seeds = "one seed" if len(differences) == 1 else "two seeds"
-        return f"{seeds}: " + " and ".join(number(x) for x in differences)
+        return " and ".join(number(x) for x in differences) + f" ({seeds})"
     mean = np.mean(differences)
     half = T_QUANTILE * np.std(differences, ddof=1) / np.sqrt(3)
     low, high = mean - half, mean + half
-    if low > 0:
-        return f"ahead by {number(mean)} ({number(low)} to {number(high)})"
-    if high < 0:
-        return f"behind by {number(-mean)} ({number(-high)} to {number(-low)})"
-    return f"inconclusive: {number(mean)} ({number(low)} to {number(high)})"
+    word = "ahead" if low > 0 else "behind" if high < 0 else "inconclusive"
+    digits = 2 if "0.0" in (number(low), number(high)) else 1  # show on which side of 0 a bound is
+    return f"{number(mean, digits)} ({number(low, digits)} to {number(high, digits)}) {word}"
 
 
 def show(name, head, rows):
@@ -118,9 +116,9 @@ def show(name, head, rows):
 def cross_device():
     """FedSA's Table 1: 100 clients, 1000 rounds. The README has the first rows and columns."""
     runs = read("cifar10-cross-device")
-    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000))] + [""] * 5]
+    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000))] + [""] * 6]
     for name, command in [
-            ("fedproto-off", "`fedproto.py --lam 0`: no guidance"),
+            ("fedproto-off", "`fedproto.py --lam 0`: local training only"),
             ("fedproto", "`fedproto.py`"),
             ("fedtgp", "`fedtgp.py`"),
             ("fedsa", "`fedsa.py`"),
@@ -131,17 +129,18 @@ def cross_device():
         cells.append(number(FEDSA[name], 2) if name in FEDSA else "")
         for function in best_of_both, in_round("prototype", 100), mean_of("prototype", 801, 1000):
             cells.append("" if name == "fedproto" else verdict(run, runs["fedproto"], function))
+        cells.insert(5, number(FEDSA[name] - FEDSA["fedproto"]) if name in ("fedtgp", "fedsa") else "")
         rows.append(cells)
     for name, title in [
             ("fedsa-authors-settings", "the same, seed 0"),
             ("authors-code-fedsa", "FedSA's own code, seed 0")]:
         rounds = runs[name][0]
         rows.append([title + MARKS["cifar10-cross-device", name], number(best("classifier")(rounds)),
-                     number(best("prototype")(rounds))] + [""] * 4)
+                     number(best("prototype")(rounds))] + [""] * 5)
     head = ["command", "classifier, best round", "prototype, best round", "paper", "against FedProto, better of both",
-            "prototype, round 100", "prototype, rounds 801 to 1000"]
+            "paper's lead", "prototype, round 100", "prototype, rounds 801 to 1000"]
     show("cross-device", head, rows)
-    show("readme-personal", head[:5], [row[:5] for row in rows[:5]])
+    show("readme-personal", head[:6], [row[:6] for row in rows[:5]])
 
 
 def initial_weights():
@@ -196,6 +195,15 @@ def fedtgp_server():
 
 # the global methods: FedLSA, FedPLCC and FedFM
 
+def compared(run, fedavg, paper, published):
+    """Four cells: the mean over the domains in round 100, the paper's, against FedAvg (None: it is FedAvg), the paper's
+    lead over FedAvg (published: the paper's row or None)."""
+    return [accuracy(run, mean_of_domains(100)),
+            number(paper[published][4], 2) if published else "",
+            verdict(run, fedavg, mean_of_domains(100)) if fedavg else "",
+            number(paper[published][4] - paper["fedavg"][4]) if published and fedavg else ""]
+
+
 def office(name, runs, rows_wanted, paper):
     """Accuracies in round 100. rows_wanted: (run, the FedAvg it is compared with or None, the paper's row or None,
     command)."""
@@ -205,11 +213,7 @@ def office(name, runs, rows_wanted, paper):
         for i, domain in enumerate(DOMAINS):
             ours = number(np.mean([rounds[100][domain] for rounds in runs[one].values()]))
             cells.append(f"{ours} ({number(paper[published][i])})" if published else ours)
-        cells.append(accuracy(runs[one], mean_of_domains(100)))
-        cells.append(number(paper[published][4], 2) if published else "")
-        cells.append(verdict(runs[one], runs[base], mean_of_domains(100)) if base else "")
-        cells.append(number(paper[published][4] - paper["fedavg"][4]) if published and base else "")
-        rows.append(cells)
+        rows.append(cells + compared(runs[one], runs[base] if base else None, paper, published))
     show(name, ["command", "Caltech (paper)", "Amazon (paper)", "Webcam (paper)", "DSLR (paper)", "mean", "paper",
                 "against FedAvg", "paper's lead"], rows)
 
@@ -323,7 +327,7 @@ def other():
             cell = " / ".join(short(run, fedproto, column) for column in columns)
             cells.append(cell if end == t else f"{cell} in round {end}")
         rows.append(cells)
-    show("other", ["setting", "round", "majority class", "no guidance", "FedProto", "FedTGP", "FedSA"], rows)
+    show("other", ["setting", "round", "majority class", "local training only", "FedProto", "FedTGP", "FedSA"], rows)
 
 
 def short(run, base, function):
@@ -331,7 +335,7 @@ def short(run, base, function):
     accuracy = number(np.mean([function(rounds) for rounds in run.values()]))
     if run is base or len(run) < 3:
         return accuracy
-    word = re.split(r" \(|:", verdict(run, base, function))[0]
+    word = verdict(run, base, function).split(") ")[1]
     return f"{accuracy} ({word})"
 
 
@@ -341,7 +345,7 @@ def readme_demo():
     """The quick start: glyphs, seed 0, round 10."""
     runs = read("class")
     rows = [["majority class", number(runs["fedproto"][0][10]["most_frequent"]), ""]]
-    for name, command in [("fedproto-off", "`fedproto.py --lam 0`: no guidance"), ("fedproto", "`fedproto.py`")]:
+    for name, command in [("fedproto-off", "`fedproto.py --lam 0`: local training only"), ("fedproto", "`fedproto.py`")]:
         rows.append([command, *[number(runs[name][0][10][column]) for column in ("classifier", "prototype")]])
     show("readme-demo", ["test accuracy in %", "classifier", "prototype"], rows)
 
@@ -349,18 +353,17 @@ def readme_demo():
 def readme_global():
     """To show FedPLCC with plain means, change the runs and commands of its two rows to one local epoch."""
     rows = []
-    for file, name, base, published, command in [
-            ("office-fedlsa", "fedavg", None, FEDLSA["fedavg"], "`fedlsa.py --lam 0 --no-sphere`: FedAvg"),
-            ("office-fedlsa", "fedavg-length-1", "fedavg", None, "`fedlsa.py --lam 0`: FedAvg on the sphere"),
-            ("office-fedlsa", "fedlsa", "fedavg", FEDLSA["fedlsa"], "`fedlsa.py`"),
-            ("office-fedplcc", "fedavg", None, FEDPLCC["fedavg"], "`fedplcc.py --lam-contra 0`: FedAvg"),
-            ("office-fedplcc", "fedplcc", "fedavg", FEDPLCC["fedplcc"], "`fedplcc.py --weighted-means`")]:
+    for clients, file, name, paper, published, command in [
+            (10, "office-fedlsa", "fedavg", FEDLSA, "fedavg", "`fedlsa.py --lam 0 --no-sphere`: FedAvg"),
+            (10, "office-fedlsa", "fedavg-length-1", FEDLSA, None, "`fedlsa.py --lam 0`: FedAvg on the sphere"),
+            (10, "office-fedlsa", "fedlsa", FEDLSA, "fedlsa", "`fedlsa.py`"),
+            (4, "office-fedplcc", "fedavg", FEDPLCC, "fedavg", "`fedplcc.py --lam-contra 0`: FedAvg"),
+            (4, "office-fedplcc", "fedplcc", FEDPLCC, "fedplcc", "`fedplcc.py --weighted-means`")]:
         runs = read(file)
-        cells = [command, accuracy(runs[name], mean_of_domains(100))]
-        cells.append(number(published[4], 2) if published else "")
-        cells.append(verdict(runs[name], runs[base], mean_of_domains(100)) if base else "")
-        rows.append(cells)
-    show("readme-global", ["Office-Caltech, four domains", "accuracy", "paper", "against FedAvg"], rows)
+        base = runs["fedavg"] if name != "fedavg" else None
+        rows.append([command, str(clients), *compared(runs[name], base, paper, published)])
+    show("readme-global", ["Office-Caltech, four domains", "clients", "accuracy", "paper", "against FedAvg",
+                           "paper's lead"], rows)
 
 
 def draw():
@@ -369,7 +372,7 @@ def draw():
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
     for axis, column in zip(axes, ("classifier", "prototype")):
         for name, label, colour in [
-                ("fedproto-off", "no guidance", "grey"),
+                ("fedproto-off", "local training only", "grey"),
                 ("fedproto", "FedProto", "C0"),
                 ("fedtgp", "FedTGP", "C2"),
                 ("fedsa", "FedSA", "C3"),
