@@ -63,7 +63,55 @@ def test_verdicts():
     assert of(-1, -2, -3) == "−2.0 (−4.5 to 0.5) inconclusive"
     assert of(1.5, 2.5, 3.5) == "2.50 (0.02 to 4.98) ahead"
     assert of(-1.5, -2.5, -3.5) == "−2.50 (−4.98 to −0.02) behind"
-    assert of(2, 3) == "2.0 and 3.0 (two seeds)"
+    assert of(2, 3) == "2.0 and 3.0 (2 seeds)"
+
+
+def test_means_and_marks():
+    """A mean says when it is not of three seeds; only conclusive comparisons get a triangle."""
+    module = runpy.run_path(TABLES)
+
+    def marked(*values):
+        return module["marked"]({seed: 10 + x for seed, x in enumerate(values)}, {seed: 10 for seed in (0, 1, 2)}, float)
+
+    assert module["accuracy"]({0: 1, 1: 2, 2: 3}, float) == "2.0 ± 1.0"
+    assert module["accuracy"]({0: 1, 1: 2}, float) == "1.5 ± 0.7 (2 seeds)"
+    assert module["accuracy"]({0: 1}, float) == "1.0"
+    assert marked(1.5, 2.5, 3.5) == "12.5 ▲"
+    assert marked(-1.5, -2.5, -3.5) == "7.5 ▼"
+    assert marked(1, 2, 3) == "12.0"
+    assert marked(0, 0, 0) == "10.0"
+
+
+def settings(script, words):
+    """What a command runs, whichever seed and however far."""
+    args = vars(arguments(script, words))
+    if script == "fedplcc" and args["lam_corr"] is None:
+        args["lam_corr"] = 10 * args["lam_contra"]
+    return script, {name: args[name] for name in args if name not in ("seed", "trials", "rounds", "eval_every", "workers")}
+
+
+def test_commands_of_the_tables_are_runs(tables):
+    """A command in a table is whole: with the flags above the table it is one of runs.csv's."""
+    cross_device = "--dataset cifar10 --clients 100 --participation 0.1"
+    above = {"cross-device": cross_device, "readme-personal": cross_device, "early-and-late": cross_device,
+             "office-fedlsa": "--dataset office", "office-fedplcc": "--dataset office", "readme-global": "--dataset office",
+             "readme-demo": ""}
+    ran = []
+    for row in rows_of("runs.csv"):
+        if row["code"] == "":
+            _, script, words = f"{row['command']} ".split(" ", 2)
+            if script != "fedcon.py":
+                ran.append(settings(script.removesuffix(".py"), words))
+    found = 0
+    for name, flags in above.items():
+        for script, words in re.findall(r"^\| `(\w+)\.py(.*?)`", tables[name], re.M):
+            assert settings(script, f"{flags} {words}") in ran, f"{name}: {script}.py{words}"
+            found += 1
+    for name, script in ("fedtgp-server", "fedtgp"), ("stopped", "fedproto"), ("own", "fedproto"):
+        for words in re.findall(r"^\|[^`]*`(--.*?)`", tables[name], re.M):
+            assert settings(script, words) in ran, f"{name}: {script}.py {words}"
+            found += 1
+    assert found > 40
 
 
 def test_runs_csv_names_exactly_the_runs_of_the_data():
