@@ -486,8 +486,8 @@ def normalisation(dataset):
 
 
 def build_net(data, args, i=0, mean=(0.5,), std=(0.5,)):
-    """Client i's model. Clients with the same extractor start from the same weights, so their feature spaces agree at
-    first. The papers leave this open."""
+    """The global model, or client i's. Clients with the same extractor start from the same weights, so their feature
+    spaces agree at first. The papers leave this open."""
     name, hidden = architecture(args.model, i)
     C, D = len(data.class_names), args.feature_dim
     with seeded(args.seed, f"weights {name} ()"):  # this text seeds the weights; do not change it

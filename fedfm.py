@@ -5,24 +5,24 @@ Clients with different data learn different feature spaces, and the average of t
 clients the same anchors, the mean feature vector of each class. Each client pulls its features toward the anchor of
 their class and away from the others.
 
-One round (C_k classes at client k, D features, |w| floats in the model):
+One round (m participants, C_k classes at client k, D features, the paper's d, |w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
   3. The server averages them, weighted by the counts (Eq. 9), and sends the anchors.  D floats per anchor to each
-  4. Each participant trains on cross-entropy + λ · contrastive guiding (Eqs. 2 and 10, Section IV-C).
+  4. Each participant trains on cross-entropy + λ · contrastive guiding (Eq. 2, Section IV-C).
   5. It sends its model, and the server averages the models (Eq. 11).                  |w| floats
-The global model is then tested on the server's test images. Rounds 1 to T_s are FedAvg, without steps 2 and 3.
-FedFM-Lite (Section VI) replaces steps 2 and 3: the class means of the trained models travel in step 5 and become the
-next round's anchors. Models travel only every a rounds.
+The global model is then tested on the server's test images. The round with the best validation accuracy is reported
+(Section VII-A). Rounds 1 to T_s are FedAvg, without steps 2 and 3.
+FedFM-Lite (Section VI) drops step 2: the class means of the trained models go up in step 5, and their average comes
+down as the next round's anchors. Models travel only every a rounds, and in the last.
 
-On glyphs: 4 clients, one per domain, 20 images per class, ResNet10, 10 rounds, E = 5, batches of 32, T_s = 0.
+On glyphs: 4 clients, one per domain, 20 images per class, ResNet10, 10 rounds, 5 epochs, batches of 32, T_s = 0.
 What we changed
-  Matching   scales anchors to length 1 as well, like the authors' code; the paper scales only features.
-  Traffic    counts only the means of a client's own classes; in the paper a client sends all C.
+  Anchors    are scaled to length 1 for matching, as in the authors' code; the paper scales only features.
 What the paper leaves open
-  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. With this λ accuracy fell to
-             chance on a fifth of CIFAR-10; a run on all images is not finished.
-  Inputs     CIFAR images are normalised, and CIFAR-100's augmented, as in the authors' code.
+  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. With λ = 50 accuracy fell to
+             chance on a fifth of CIFAR-10; see the results.
+  Inputs     are normalised on CIFAR-10 and CIFAR-100, and augmented on CIFAR-100, as in the authors' code.
 Equations, deviations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
@@ -51,11 +51,11 @@ BASE = dict(                # the paper's Section VII-A, unless a comment says o
     beta=0.5,               # β, NIID-1
     dominant_share=0.46,    # NIID-2; not in the paper: from the authors' code
     model="resnet18",
-    feature_dim=512,        # d, Section IV-D.1
+    feature_dim=512,        # D; d in Section IV-D.1
     rounds=100,             # T
-    local_epochs=10,
+    local_epochs=10,        # E; τ counts their steps
     batch_size=64,
-    batches="full",         # not in the paper: from the authors' code
+    batches="full",         # drop an epoch's last incomplete batch; not in the paper: from the authors' code
     lr=0.01,                # η
     momentum=0.9,
     weight_decay=1e-5,
@@ -66,9 +66,9 @@ BASE = dict(                # the paper's Section VII-A, unless a comment says o
     temperature=0.1,        # α, Section VII-D.6
     aggregate="weighted",   # Eq. 9; "uniform": Section VII-D.1
     model_every=1,          # a of FedFM-Lite; Section VII-C.4 tries 1, 2, 5 and 10
-    prox=0.0,               # μ of FedProx, which Section VII-D.2 does not give
+    prox=0.0,               # μ of FedProx, Section VII-D.2, which gives no value; 0: no FedProx term
 )
-DOMAINS = dict(             # not from a paper
+DOMAINS = dict(             # not from the paper
     BASE,
     clients=None,           # one for each domain
     partition="domain",
@@ -80,8 +80,8 @@ DOMAINS = dict(             # not from a paper
 SETTINGS = {
     "default": BASE,        # cifar10 among others
     "cinic10": dict(BASE, dominant_share=0.5),                        # from the authors' partition code
-    # Table III's 23,705 thousand weights are those of a ResNet50 that begins with a 3x3 convolution (7x7: 23,713), as
-    # in the authors' code; the augmentation is from there as well
+    # Table III's memory, 23,705 thousand floats, fits a ResNet50 that begins with a 3x3 convolution (7x7: 23,713). The
+    # authors' code has one as well, and the augmentation.
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
     # not from the paper: the folder digits, other folders with domains, glyphs
     "digits": dict(DOMAINS, images_per_class=30),
@@ -93,7 +93,7 @@ SETTINGS = {
 # --- the rounds -------------------------------------------------------------------------------------
 
 class Anchors(NamedTuple):
-    vectors: torch.Tensor     # (C, D)
+    vectors: torch.Tensor     # (C, D), zeros where there is none
     has_anchor: torch.Tensor  # (C,) bool: which classes have an anchor
 
 
@@ -118,9 +118,9 @@ def main(args):
     anchors = Anchors(*state)
 
     for t in run.rounds():
-        # FedFM-Lite draws participants once every a rounds: they get the model in the first of these and send it in the
-        # last. With FedFM a is 1, so `first` is t.
-        first = t - (t - 1) % args.model_every
+        # Participants are drawn once for a block of a rounds: they get the model in its first round and send it in its
+        # last. With FedFM a is 1.
+        first = t - (t - 1) % args.model_every                        # first round of t's block
         chosen = participants(clients, first, args)
         up = down = 0
         for client, client_net in zip(chosen, client_nets, strict=True):
@@ -147,7 +147,8 @@ def main(args):
             net.load_state_dict(average(models, num_images))                               # Eq. 11
             up += len(chosen) * net_size
 
-        if args.lite and is_matching(t + 1, args):                    # anchors of the trained models
+        # anchors of the trained models; after the last round as well, because --resume can add rounds
+        if args.lite and is_matching(t + 1, args):
             local_means, counts = local_class_means(chosen, args)                          # Eq. 8
             anchors = new_anchors(local_means, counts, anchors, args.aggregate)            # Eq. 9
             up += floats_of_means(counts, args)
@@ -210,7 +211,7 @@ def client_update(client, anchors, t, args):
 
 
 def local_loss(net, x, y, anchors, args):
-    """F_k + λ Q_k of Eqs. 2 and 10 on a batch. x (B, 3, height, width) in [0, 255], y (B,), anchors: Anchors or None
+    """F_k + λ Q_k of Eq. 2 on a batch. x (B, 3, height, width) in [0, 255], y (B,), anchors: Anchors or None
     -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)
@@ -230,7 +231,8 @@ def contrastive_guiding(z, y, anchors, temperature):
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
-    logits = (cosine / temperature).masked_fill(~anchors.has_anchor, -1e9)                 # not -inf, see mean_where
+    # not -inf: a sample to ignore would give inf · 0 = nan
+    logits = (cosine / temperature).masked_fill(~anchors.has_anchor, -1e9)
     losses = F.cross_entropy(logits, y, reduction="none")                                  # (B,)
     return mean_where(losses, anchors.has_anchor[y])
 
@@ -259,9 +261,11 @@ def new_anchors(local_means, counts, anchors, aggregate):
     local_means (m, C, D), counts (m, C) -> Anchors."""
     if aggregate == "uniform":
         owned = counts > 0                                            # (m, C)
-        local_means = torch.where(owned[:, :, None], local_means, anchors.vectors)
-        counts = (owned | anchors.has_anchor).long()
-    averages, uploaded = weighted_mean(local_means, counts)
+        sent = torch.where(owned[:, :, None], local_means, anchors.vectors)
+        was_sent = owned | anchors.has_anchor
+        averages, uploaded = weighted_mean(sent, was_sent.long())
+    else:
+        averages, uploaded = weighted_mean(local_means, counts)
     vectors = torch.where(uploaded[:, None], averages, anchors.vectors)
     return Anchors(vectors, anchors.has_anchor | uploaded)
 
@@ -276,9 +280,9 @@ def weighted_mean(local_means, counts):
 
 
 def floats_of_means(counts, args):
-    """How many floats the participants send in step 2. counts (m, C)."""
+    """Traffic of the class means and counts that the participants send, in floats. counts (m, C)."""
     if args.aggregate == "uniform":
-        return counts.numel() * args.feature_dim                      # C means from each, and no counts
+        return counts.numel() * args.feature_dim                      # the paper's C · D from each, without counts
     return (counts > 0).sum() * (args.feature_dim + 1)                # means of its own classes, and their counts
 
 
@@ -293,7 +297,7 @@ def check(args):
 
 
 def add_flags(group):
-    group.add_argument("--lam", type=not_negative, help="λ in Eq. 10, weight of the matching; 0: FedAvg")
+    group.add_argument("--lam", type=not_negative, help="λ in Eq. 2, weight of the matching; 0: FedAvg")
     group.add_argument("--match", choices=["cg", "l2"],
                        help="cg: contrastive guiding; l2: squared distance, Eq. 3")
     group.add_argument("--temperature", type=positive, help="α of contrastive guiding")

@@ -2,29 +2,27 @@
 "An Enhanced Federated Prototype Learning Method under Domain Shift". Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 A class has several prototypes, because it looks different in each domain. As in the earlier FedPLVM, clients cluster
-their features of each class, and the server clusters the clusters' means. (FINCH links each vector to its nearest
-neighbour; linked vectors form a cluster.) FedPLCC adds two things. It weights a prototype by the share of its class's
-images that it stands for, so outliers count little. And it pulls a feature only toward a share φ of its class's
-prototypes, those with the largest similarity · weight.
+their features of each class, and the server clusters the clusters' means. Both use FINCH, which links each vector to
+its nearest neighbour; linked vectors form a cluster. FedPLCC weights a prototype by the share of its class's images
+that it stands for, so outliers count little. And its second loss (Eq. 8) pulls a feature toward only a share φ of its
+class's prototypes, those with the largest similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
   2. Each participant trains on cross-entropy (Eq. 5)
-     + λ1 · a contrastive loss: features should be most similar to their class's prototypes (L_contra, Eq. 6)
-     + λ2 · minus the similarity to some of these (L_corr, Eq. 8). So the logged loss falls below 0.
-  3. It clusters its features (Eq. 9) and sends its model and its clusters' means and sizes. |w| + J · (D + 1) floats
-  4. The server averages the models, weighted by their numbers of images. It clusters the means into prototypes
-     (Eq. 10) and weights these by their numbers of images (Eq. 11).
+     + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's prototypes
+     + λ2 · L_corr (Eq. 8): minus the weighted similarities to the share φ of them. So the logged loss can be negative.
+  3. It clusters its features of each class (Eq. 9) and sends model, means and sizes.  |w| + J · (D + 1) floats
+  4. The server averages the models, weighted by the clients' numbers of images. It clusters each class's means into
+     prototypes (Eq. 10) and weights these by their shares of the class's images (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, E = 5, λ1 = 1.
 What we changed
-  Eq. 5  is a mean over a batch. The paper sums it over a client's images, so there Eqs. 6 and 8 weigh less.
+  Eq. 5  is a sum over a client's images in the paper, while Eqs. 6 and 8 are for one image. Ours are all means.
 What the paper leaves open
-  E      counts epochs, as in Table I and Algorithm 1; Section IV says iterations.
-  τ      is 0.07, as in Section IV; Section IV-B2 calls 0.55 optimal.
-  FINCH  works in passes. We keep the last one with two clusters or more, else the first, as FedPLVM's code does.
-         In a cluster's mean each vector counts once, however many images it stands for.
+  FINCH  clusters in passes, each pass the means of the one before. We keep the last with at least two clusters, or the
+         first if none has. In a cluster's mean each vector counts once, however many images it stands for.
 Equations, deviations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
     python fedplcc.py                                            built-in glyphs in four domains, under a minute
@@ -46,30 +44,30 @@ from common import (Run, average, build_net, draw_pictures, evaluate_global, ext
 
 BASE = dict(                # the paper's Section IV, unless a comment says otherwise
     clients=None,           # K: one for each domain
-    participation=1.0,      # ρ, Algorithm 1
+    participation=1.0,      # Algorithm 1: all clients
     partition="domain",
-    images_per_class=30,    # our reading of about 300 of ten classes; office's DSLR and Webcam have fewer
+    images_per_class=30,    # the paper: about 300 images per client; of ten classes 30 each (DSLR, Webcam have fewer)
     image_size=64,          # not in the paper
     model="resnet10",
     small_stem=False,       # not in the paper: torchvision's 7x7 convolution and max-pooling
     feature_dim=512,
     rounds=50,              # T
-    local_epochs=10,        # E; the paper says epochs and iterations
+    local_epochs=10,        # E: epochs in Table I and Algorithm 1, iterations in Section IV
     batch_size=32,          # not in the paper: from FedPLVM's code
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,
-    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet, also used where none is given below
+    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet, ours for every data set without its own below
     lam_corr=None,          # λ2: main makes it 10 λ1
     phi=0.5,                # φ, Eq. 8
-    tau=0.07,               # τ, Eq. 6
+    tau=0.07,               # τ, Eq. 6; Section IV-B2 calls 0.55 optimal
     alpha=0.5,              # α, Eq. 7
 )
 SETTINGS = {
     "digit5": dict(BASE, lam_contra=100.0),
     "office": dict(BASE, rounds=100, lam_contra=20.0),
     "domainnet": dict(BASE, images_per_class=40),
-    # not from the paper: some domains of Digit-5
+    # not from the paper: the folder digits, with FedLSA's domains
     "digits": dict(BASE, image_size=32, lam_contra=100.0),
     # not from the paper: other folders with domains, other data sets, glyphs
     "domains": dict(BASE, images_per_class=None, image_size=None),
@@ -87,7 +85,7 @@ class Clusters(NamedTuple):
 
 
 class Prototypes(NamedTuple):
-    vectors: torch.Tensor  # (G, D) means of clusters of all clients
+    vectors: torch.Tensor  # (G, D) means of the server's clusters
     labels: torch.Tensor   # (G,) the class of each
     weights: torch.Tensor  # (G,) W_g of Eq. 11; all 1 with --uniform-weights
 
@@ -148,7 +146,7 @@ def no_prototypes(D, device):
 
 def client_update(client, prototypes, t, args):
     """Train the client's copy of the global model for E epochs (Eq. 4), then cluster its features (Eq. 9) -> Upload.
-    prototypes: Prototypes, or None with FedAvg."""
+    prototypes: as in local_loss."""
     client.net.train()
     optimizer = torch.optim.SGD(client.net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
@@ -169,10 +167,10 @@ def client_update(client, prototypes, t, args):
 def local_loss(net, x, y, prototypes, args):
     """Eq. 4 on a batch: Eq. 5 is a mean over the batch, Eqs. 6 and 8 over the samples whose class has a prototype.
 
-    x (B, 3, height, width) uint8, y (B,), prototypes: Prototypes, or None with FedAvg -> scalar."""
+    x (B, 3, height, width) uint8, y (B,), prototypes: Prototypes; None: FedAvg, empty: round 1 -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)                                  # Eq. 5
-    if prototypes is None or len(prototypes.vectors) == 0:            # FedAvg; round 1
+    if prototypes is None or len(prototypes.vectors) == 0:
         return cross_entropy
 
     same_class = prototypes.labels == y[:, None]                      # (B, G): is prototype g of sample b's class?
@@ -185,8 +183,8 @@ def local_loss(net, x, y, prototypes, args):
 
 
 def similarity(z, vectors, alpha):
-    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. We clamp them at 1e-6,
-    because the gradient at 0 is infinite if α < 1; below 1e-6 it is 0.
+    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. Those below 1e-6
+    are raised to it, since for α < 1 the gradient of cos^α is infinite at 0; raised cosines get no gradient.
 
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
@@ -198,7 +196,8 @@ def contrast(s, same_class, weights, tau):
 
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,); ignore samples whose class has no prototype."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    own_logits = logits.masked_fill(~same_class, -1e9)                # not -inf, see mean_where
+    # not -inf: a sample to ignore would give inf · 0 = nan
+    own_logits = logits.masked_fill(~same_class, -1e9)
     return logits.logsumexp(1) - own_logits.logsumexp(1)
 
 
@@ -209,7 +208,8 @@ def attraction(s, same_class, weights, phi):
     ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
     rank = torch.arange(len(weights), device=s.device)
     n = same_class.sum(1)                                                    # (B,)
-    num_kept = (phi * n * (1 - 1e-6)).ceil()                                 # ⌈φ n⌉; in float32 0.3 · 50 is above 15
+    # ⌈φ n⌉; 1e-6 less, because float32 rounds 0.3 · 50 to just above 15, and ceil would give 16
+    num_kept = (phi * n * (1 - 1e-6)).ceil()
     kept = rank < num_kept[:, None]
     return -(ranked * kept).sum(1)
 
@@ -245,67 +245,67 @@ def prototype_weights(sizes, labels):
 
 # --- FINCH (Sarfraz, Sharma, Stiefelhagen, CVPR 2019) -----------------------------------------------
 
-def cluster_by_class(x, y, sizes, weighted_means=False):
+def cluster_by_class(vectors, labels, sizes, weighted_means=False):
     """FINCH*: cluster the vectors of each class with FINCH, and sum up the sizes in each cluster.
 
-    x (N, D), y (N,), sizes (N,): how many images each vector stands for -> Clusters. In a cluster's mean each vector
-    counts once or, with weighted_means, once for each of its images."""
+    vectors (N, D), labels (N,), sizes (N,): how many images each vector stands for -> Clusters. In a cluster's mean
+    each vector counts once or, with weighted_means, once for each of its images."""
     # float64: in float32 cosines of nearly equal features round to 1, and the nearest is a tie
     # CPU: connected_components is a Python loop
-    device = x.device
-    x, y, sizes = x.cpu().double(), y.cpu(), sizes.cpu().double()
-    copies = sizes if weighted_means else torch.ones_like(sizes)
+    device = vectors.device
+    vectors, labels, sizes = vectors.cpu().double(), labels.cpu(), sizes.cpu().double()
+    times = sizes if weighted_means else torch.ones_like(sizes)       # how often each vector counts in a mean
 
-    vectors, labels, cluster_sizes = [], [], []
-    for c in y.unique():
-        of_class = y == c
-        cluster = finch(x[of_class], copies[of_class])
-        means = cluster_means(x[of_class], cluster, copies[of_class])
-        vectors.append(means)
-        labels.append(c.repeat(len(means)))                           # class c, once per cluster
-        cluster_sizes.append(torch.bincount(cluster, weights=sizes[of_class]))
-    return Clusters(torch.cat(vectors).float().to(device), torch.cat(labels).to(device),
-                    torch.cat(cluster_sizes).float().to(device))
+    all_means, all_labels, all_sizes = [], [], []
+    for c in labels.unique():
+        of_class = labels == c
+        cluster = finch(vectors[of_class], times[of_class])
+        means = cluster_means(vectors[of_class], cluster, times[of_class])
+        all_means.append(means)
+        all_labels.append(c.repeat(len(means)))                       # class c, once per cluster
+        all_sizes.append(torch.bincount(cluster, weights=sizes[of_class]))
+    return Clusters(torch.cat(all_means).float().to(device), torch.cat(all_labels).to(device),
+                    torch.cat(all_sizes).float().to(device))
 
 
-def finch(x, copies):
+def finch(vectors, times):
     """Cluster the vectors, then the clusters' means, and so on. The first pass is always kept, a later one only if it
     leaves at least two clusters.
 
-    x (N, D), copies (N,) as in cluster_means, all 1 in plain FINCH -> cluster numbers (N,) from 0."""
-    cluster = first_neighbour_clusters(x)
+    vectors (N, D), times (N,) as in cluster_means, all 1 in plain FINCH -> cluster numbers (N,) from 0."""
+    cluster = first_neighbour_clusters(vectors)
     while True:
-        means = cluster_means(x, cluster, copies)
-        coarser = first_neighbour_clusters(means)[cluster]
+        means = cluster_means(vectors, cluster, times)
+        coarser = first_neighbour_clusters(means)[cluster]            # each vector follows its cluster
         if coarser.max() == 0:                                        # all vectors in one cluster
             return cluster
         cluster = coarser
 
 
-def cluster_means(x, cluster, copies):
-    """Mean vector of each cluster. x (N, D), cluster (N,): each vector's cluster, copies (N,): how many times each
+def cluster_means(vectors, cluster, times):
+    """Mean vector of each cluster. vectors (N, D), cluster (N,): each vector's cluster, times (N,): how often each
     vector counts -> (J, D)."""
-    member = F.one_hot(cluster).to(x.dtype)                           # (N, J)
-    total = member.T @ copies                                         # (J,)
-    return member.T @ (x * copies[:, None]) / total[:, None]
+    member = F.one_hot(cluster).to(vectors.dtype)                     # (N, J)
+    total = member.T @ times                                          # (J,)
+    return member.T @ (vectors * times[:, None]) / total[:, None]
 
 
-def first_neighbour_clusters(x):
+def first_neighbour_clusters(vectors):
     """Link each vector to its nearest other one by cosine. Connected vectors form a cluster; a single vector is one.
 
-    x (N, D) -> cluster numbers (N,) from 0."""
-    unit = F.normalize(x, dim=1)
+    vectors (N, D) -> cluster numbers (N,) from 0."""
+    unit = F.normalize(vectors, dim=1)
     nearest = (unit @ unit.T).fill_diagonal_(-2).argmax(1)            # -2: below any cosine, so not itself
     return connected_components(nearest)
 
 
 def connected_components(nearest):
     """nearest (N,): vector i is linked to vector nearest[i] -> the component's number of each vector (N,), from 0."""
-    component = torch.arange(len(nearest))                            # at first each vector is one of its own
+    component = torch.arange(len(nearest))                            # at first each vector is alone
     for i, j in enumerate(nearest.tolist()):
-        linked = (component == component[i]) | (component == component[j])  # the components of i and j
-        component[linked] = component[linked].min()                   # become one
-    _, number = torch.unique(component, return_inverse=True)
+        joined = (component == component[i]) | (component == component[j])  # all vectors in i's and j's components
+        component[joined] = component[joined].min()                   # they are one component now
+    _, number = torch.unique(component, return_inverse=True)          # renumber: 0, 1, 2, ...
     return number
 
 

@@ -168,21 +168,21 @@ def nearest_by_distance(x):
     return fedplcc.connected_components(torch.cdist(x, x).fill_diagonal_(torch.inf).argmin(1))
 
 
-def means_without_copies(x, cluster, copies):
+def means_without_times(x, cluster, times):
     return torch.stack([x[cluster == j].mean(0) for j in cluster.unique()])
 
 
-def endless(x, copies):
+def endless(x, times):
     cluster = fedplcc.first_neighbour_clusters(x)
     while True:
-        means = fedplcc.cluster_means(x, cluster, copies)
+        means = fedplcc.cluster_means(x, cluster, times)
         cluster = fedplcc.first_neighbour_clusters(means)[cluster]
 
 
-def to_one_cluster(x, copies):
+def to_one_cluster(x, times):
     cluster = fedplcc.first_neighbour_clusters(x)
     while cluster.max() > 0:
-        cluster = fedplcc.first_neighbour_clusters(fedplcc.cluster_means(x, cluster, copies))[cluster]
+        cluster = fedplcc.first_neighbour_clusters(fedplcc.cluster_means(x, cluster, times))[cluster]
     return cluster
 
 
@@ -201,8 +201,8 @@ def to_one_cluster(x, copies):
     (fedplcc, "first_neighbour_clusters", diagonal(1), "its own nearest: leave out the diagonal"),
     (fedplcc, "first_neighbour_clusters", diagonal(-1), "lower than −1"),
     (fedplcc, "first_neighbour_clusters", nearest_by_distance, "nearest by distance"),
-    (fedplcc, "cluster_means", means_without_copies, "copies are not used"),
-    (fedplcc, "finch", lambda x, copies: fedplcc.first_neighbour_clusters(x), "after its first pass"),
+    (fedplcc, "cluster_means", means_without_times, "times are not used"),
+    (fedplcc, "finch", lambda x, times: fedplcc.first_neighbour_clusters(x), "after its first pass"),
     (fedplcc, "finch", endless, "finch never ends"),
     (fedplcc, "finch", to_one_cluster, "a pass that leaves one cluster"),
     (fedplcc, "prototype_weights", lambda sizes, labels: sizes / sizes.sum(), "those of each class must"),

@@ -166,9 +166,9 @@ def test_fedplcc_finch_cluster_means():
     """Clusters {0, 4}, which count once and three times, and {10}, which counts five times."""
     got = fedplcc.cluster_means(tensor([[0], [4], [10]]), torch.tensor([0, 0, 1]), tensor([1, 3, 5]))
     name_the_mistake(got, [[3], [10]], {
-        "copies are not used: each vector counts once": [[2], [10]],
+        "times are not used: each vector counts once": [[2], [10]],
         "the sums are not divided": [[12], [50]],
-        "the sums are divided by the number of vectors, not by the sum of copies": [[6], [50]],
+        "the sums are divided by the number of vectors, not by the sum of times": [[6], [50]],
     })
 
 
