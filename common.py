@@ -50,7 +50,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torchvision
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torchvision.datasets.folder import is_image_file
 
@@ -1267,12 +1266,12 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
         prototypes = torch.zeros(0, run.args.feature_dim)
     if labels is None:
         labels = torch.arange(len(prototypes), device=prototypes.device)
-    names = [short(name) for name in data.class_names]
+    names = [name[:24] for name in data.class_names]  # leaves room for the picture
     if net is None:
-        chosen = with_shared_classes(clients, len(names))
-        groups = {short(f"client {client.id} {client.domain}"): (client.net, client.test) for client in chosen}
+        chosen = with_a_shared_class(clients, len(names))
+        groups = {f"client {client.id} {client.domain}"[:24].strip(): (client.net, client.test) for client in chosen}
     else:
-        groups = {short(name): (net, images) for name, images in list(tests.items())[:len(MARKERS)]}
+        groups = {name[:24]: (net, images) for name, images in list(tests.items())[:len(MARKERS)]}
 
     plots = {"partition": lambda: plot_partition(clients, names), "curves": lambda: plot_curves(read_log(run.log)),
              "features": lambda: plot_features(groups, prototypes, labels, names, run.args.seed)}
@@ -1286,34 +1285,18 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
             figure.savefig(run.folder / f"{name}.png")
 
 
-def short(name):
-    """A name that leaves room for the picture. Legends leave out what begins with "_"."""
-    name = name.strip(" _") or "-"
-    return name if len(name) <= 24 else f"{name[:23]}…"
-
-
-def with_shared_classes(clients, C):
-    """Six clients: first the one with the most test images of classes that others have as well, then always the one with
-    the most of classes that those before it have."""
+def with_a_shared_class(clients, C):
+    """Six clients with many test images of one class: the class of which the sixth client has the most."""
     n = np.stack([np.bincount(client.test.y.cpu(), minlength=C) for client in clients])  # (K, C)
-    chosen = []
-    while len(chosen) < min(6, len(clients)):
-        others = n[chosen].sum(0) if chosen else n.sum(0) - n
-        shared = np.minimum(n, others).sum(1)
-        shared[chosen] = -1
-        chosen.append(int(shared.argmax()))
+    shared = np.sort(n, axis=0)[-6:][0].argmax()
+    chosen = n[:, shared].argsort(kind="stable")[-6:]
     return [clients[i] for i in sorted(chosen)]
 
 
-def whole_numbers(axis):
-    """About 20 ticks at most, at whole numbers."""
-    axis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
-
-
 def label_ticks(axis, names):
-    """Names as the ticks of an axis."""
-    whole_numbers(axis)
-    axis.set_major_formatter(lambda place, _: names[int(place)] if 0 <= place < len(names) else "")
+    """Names as the ticks of an axis, 30 at most."""
+    step = math.ceil(len(names) / 30)
+    axis.set_ticks(range(0, len(names), step), names[::step])
     if axis.axis_name == "x" and max(map(len, names)) > 3:
         axis.set_tick_params(rotation=90)
 
@@ -1327,7 +1310,7 @@ def plot_partition(clients, names):
     area = 4000 / max(10, len(names), len(clients) / 2) / counts.max()
     axis.scatter(rows, columns, s=area * counts[rows, columns], alpha=0.7)
     axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class")
-    label_ticks(axis.xaxis, [short(f"{client.id} {client.domain}") for client in clients])
+    label_ticks(axis.xaxis, [f"{client.id} {client.domain}"[:24] for client in clients])
     label_ticks(axis.yaxis, names)
     return figure
 
@@ -1336,21 +1319,14 @@ def plot_curves(log):
     """Accuracies and losses over rounds."""
     figure = Figure(figsize=(11, 4.5))
     left, right = figure.subplots(1, 2)
-    for column in log:
-        if column.startswith("acc_"):
-            axis = left
-        elif column.endswith("loss"):
-            axis = right
-        else:
-            continue
-        marker = MARKERS[len(axis.lines) % len(MARKERS)]
-        colour = "grey" if column == "acc_most_frequent" else None
-        label = short(in_words(column)) if len(axis.lines) < len(MARKERS) else None  # no legend of a hundred domains
-        axis.plot(*curve(log, column), color=colour, marker=marker, label=label)
-    for axis, label in (left, "accuracy (%)"), (right, "loss"):
+    accuracies = [column for column in log if column.startswith("acc_")]
+    losses = [column for column in log if column.endswith("loss")]
+    for axis, label, columns in (left, "accuracy (%)", accuracies), (right, "loss", losses):
+        for column, marker in zip(columns, itertools.cycle(MARKERS)):
+            axis.plot(*curve(log, column), marker=marker, label=in_words(column)[:24])
         axis.set(xlabel="round", ylabel=label)
-        whole_numbers(axis.xaxis)
-        axis.legend()
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        axis.legend(handles=axis.lines[:len(MARKERS)])  # no legend of a hundred domains
     return figure
 
 
@@ -1411,17 +1387,13 @@ def plot_features(groups, prototypes, labels, names, seed):
 
 def name_stars(axis, stars):
     """Names beside stars [(x, y, name)], for those who see no colours; moved up until they stand apart."""
-    stars = sorted(stars, key=lambda star: star[1])
-    heights = [y for _, y, _ in stars]
     left, right = axis.get_xlim()
     bottom, top = axis.get_ylim()
-    for i in range(1, len(heights)):
-        heights[i] = max(heights[i], heights[i - 1] + (top - bottom) / 25)
-    for (x, y, name), height in zip(stars, heights):
-        is_left = x < (left + right) / 2
-        beside = x + (right - left) * (0.03 if is_left else -0.03)
-        axis.annotate(name, (x, y), (beside, height), ha="left" if is_left else "right", va="center",
-                      arrowprops=dict(arrowstyle="-", color="grey"))
+    height = -math.inf
+    for x, y, name in sorted(stars, key=lambda star: star[1]):
+        height = max(y, height + (top - bottom) / 25)
+        beside = x + (right - left) / 30
+        axis.annotate(name, (x, y), (beside, height), va="center", arrowprops=dict(arrowstyle="-", color="grey"))
 
 
 def margins(vectors, labels, C):
@@ -1440,18 +1412,13 @@ def plot_margins(clients, net, prototypes, labels, names):
     net: the global model, or None if every client has its own."""
     C = len(names)
     margins_of_clients = []
-    to_prototype = []  # the distances by which margins are divided
-    for client in clients:
-        model = client.net if net is None else net
-        means, counts = class_means(model, client.train)
-        owned = counts.nonzero().flatten()
-        margins_of_clients.append(margins(means[owned], owned, C))
-        y = client.train.y
-        d = distances(extract(model, client.train.x), prototypes).masked_fill(y[:, None] != labels, math.inf)
-        total = np.bincount(y.cpu(), weights=d.amin(1).cpu(), minlength=C)
-        n = counts.cpu().numpy()
-        to_prototype.append(total / np.where(n > 0, n, np.nan))
-    to_prototype = np.ma.masked_invalid(to_prototype)
+    to_prototype = np.ma.masked_all((len(clients), C))  # the distances by which margins are divided
+    for k, client in enumerate(clients):
+        z, y = extract(client.net if net is None else net, client.train.x), client.train.y
+        means = torch.stack([z[y == c].mean(0) for c in y.unique()])
+        margins_of_clients.append(margins(means, y.unique(), C))
+        for c in set(y.tolist()) & set(labels.tolist()):
+            to_prototype[k, c] = distances(z[y == c], prototypes[labels == c]).amin(1).mean().item()
     table = np.ma.masked_invalid(margins_of_clients) / to_prototype
 
     figure = Figure(figsize=(8, 4.5))
@@ -1470,7 +1437,6 @@ def plot_margins(clients, net, prototypes, labels, names):
 
 # --- how well the features separate the classes ----------------------------------------------------
 
-@only_a_warning("NMI and silhouette")
 def print_cluster_quality(net, tests, seed):
     """FedFM's Table V: the NMI of K-means clusters with the classes, and the classes' silhouette. Taken on 2,000 test
     images; the paper does not say which or how many. Without scikit-learn, a warning."""
@@ -1578,7 +1544,7 @@ def plot_comparison(title, table):
     for kind, axis in zip(kinds, panels):
         title_of_panel = "accuracy of the global model" if kind == "test" else f"{kind} accuracy of clients' own models"
         axis.set(title=title_of_panel, xlabel="round", ylabel="% of test images")
-        whole_numbers(axis.xaxis)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         for n, (row, logs) in enumerate(table.items()):
             logs = list(logs.values())
             if kind not in predictions(*logs):
