@@ -1036,12 +1036,8 @@ def draw_domain(name, n, size=32):
 
 # --- run folder -----------------------------------------------------------------------------------
 
-# About the machine and the output, not the experiment: args.json leaves these flags out
-SIDE_FLAGS = ["data", "device", "workers", "checkpoint_every", "out", "name", "no_plots", "trials", "resume",
-              "contents"]
-# What may be typed with --resume; every other flag keeps the run's value
-ALLOWED_WITH_RESUME = ["--data", "--device", "--workers", "--checkpoint-every", "--no-plots", "--resume", "--rounds",
-                       "--help"]
+# About the machine, not the experiment: allowed with --resume, and not in args.json
+MACHINE_FLAGS = ["data", "device", "workers", "checkpoint_every", "no_plots", "resume"]
 
 
 class Run:
@@ -1052,7 +1048,8 @@ class Run:
         self.modules = modules
         self.rows = []  # of log.csv
         self.folder = Path(args.resume) if args.resume else new_folder(args)
-        about = {name: value for name, value in vars(args).items() if name not in SIDE_FLAGS}
+        left_out = [*MACHINE_FLAGS, "out", "name", "trials", "contents"]
+        about = {name: value for name, value in vars(args).items() if name not in left_out}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
 
     def resume(self, state=()):
@@ -1150,18 +1147,6 @@ def new_folder(args):
         except OSError as error:
             if not folder.exists():
                 fail(f"--out {args.out}: {error}")
-
-
-def load_checkpoint(folder, script):
-    """Load a checkpoint that this script wrote. weights_only: no code in the file runs."""
-    try:
-        saved = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
-        its_script = saved["settings"]["script"]
-    except Exception:  # a damaged file can raise anything
-        fail(f"--resume {folder}: no checkpoint.pt there (--checkpoint-every 0 writes none), or a damaged one")
-    if its_script != script:
-        fail(f"--resume {folder}: its checkpoint.pt was written by {its_script}.py")
-    return saved
 
 
 def show_progress(text):
@@ -1462,7 +1447,7 @@ def compare(folders):
     """For each data set and partition print a table of runs and draw compare-<dataset>-<partition>.png. Runs that
     differ only in the seed share a row, mean ± std."""
     tables = {}           # {data set and partition: {row: {seed: log}}}
-    settings_of_row = {}
+    flags_of_row = {}
     paths = []
     for pattern in folders:  # such as runs/*, if the shell has not expanded it
         paths += sorted(glob.glob(str(pattern))) or [pattern]
@@ -1473,14 +1458,12 @@ def compare(folders):
         if not predictions(log):  # no round has been tested yet
             continue
         settings = json.loads((folder / "args.json").read_text())
-        seed = settings.pop("seed")
-        del settings["rounds"]  # the log says how many were run
-        settings.pop("script", None)
+        seed, flags = settings["seed"], as_flags(settings)
         rounds = f" ({len(log['round'])} rounds)"
         row = str(folder).removesuffix(f"-s{seed}") + rounds
-        if settings_of_row.setdefault(row, settings) != settings:  # same name, other flags: a row of its own
+        if flags_of_row.setdefault(row, flags) != flags:  # same name, other flags: a row of its own
             row = str(folder) + rounds
-            settings_of_row[row] = settings
+            flags_of_row[row] = flags
         table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
         table.setdefault(row, {})[seed] = log
     if not tables:
@@ -1490,9 +1473,9 @@ def compare(folders):
           "lead: final % minus the majority class's, which always answers a client's most frequent training class\n"
           "clients' classifiers and prototypes are tested on the clients' own images, a global model on the server's")
     for title, table in tables.items():
-        flags = {row: as_flags(settings_of_row[row]) for row in table}
-        all_flags = dict.fromkeys(flag for of_row in flags.values() for flag in of_row)
-        different = [flag for flag in all_flags if len({of_row.get(flag) for of_row in flags.values()}) > 1]
+        flags = [flags_of_row[row] for row in table]
+        all_flags = dict.fromkeys(itertools.chain(*flags))
+        different = [flag for flag in all_flags if len({of_row.get(flag) for of_row in flags}) > 1]
         print(f"\n{title}")
         other_task = [flag for flag in different if flag in TASK_FLAGS]
         if other_task:
@@ -1500,9 +1483,9 @@ def compare(folders):
         print("| run | seeds | accuracy of | best % | final % | lead |\n|---|---|---|---|---|---|")
         for row, logs in table.items():
             print_row(row, logs)
-        for row in table:
+        for row, its_flags in zip(table, flags):
             if different:
-                print(f"{row}:", *[flags[row][flag] for flag in different if flag in flags[row]])
+                print(f"{row}:", *[f"{flag} {its_flags[flag]}" for flag in different if flag in its_flags])
         path = Path(paths[0]).parent / f"compare-{title}.png"
         with only_a_warning(path):
             plot_comparison(title, table).savefig(path)
@@ -1510,14 +1493,11 @@ def compare(folders):
 
 
 def as_flags(settings):
-    """A run's settings -> {"--lr": "--lr 0.1", ...} without those that are off or that its partition does not use."""
-    flags = {}
-    for name, value in settings.items():
-        flag = f"--{name.replace('_', '-')}"
-        used = PARTITION_OF.get(flag, settings["partition"]) == settings["partition"]
-        if used and value is not None and value is not False:
-            flags[flag] = f"{flag} {value}"
-    return flags
+    """A run's settings -> {"--lr": "0.1", ...} without those that are off or that its partition does not use."""
+    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()}
+    ignored = ["--script", "--seed", "--rounds"]  # the folder, the table and the log say them
+    ignored += [flag for flag in PARTITION_OF if PARTITION_OF[flag] != settings["partition"]]
+    return {flag: value for flag, value in flags.items() if flag not in ignored and value not in ("None", "False")}
 
 
 def print_row(row, logs):
@@ -1599,12 +1579,10 @@ def at_least(low, high=10**9):
 
 def domain_clients(text):
     """A type for argparse: "mnist:1,usps:4" -> {"mnist": 1, "usps": 4}."""
-    numbers = {}
-    for pair in text.split(","):
-        name, n = pair.split(":")
-        if name in numbers:
-            raise argparse.ArgumentTypeError(f"{text} has {name} twice")
-        numbers[name] = at_least(1)(n)
+    pairs = [pair.split(":") for pair in text.split(",")]
+    numbers = {name: at_least(1)(n) for name, n in pairs}
+    if len(numbers) < len(pairs):
+        raise argparse.ArgumentTypeError(f"{text} has a domain twice")
     return numbers
 
 
@@ -1627,8 +1605,7 @@ def make_parser(description):
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", type=os.path.expanduser, default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
-    add("--image-size", type=at_least(16, 1024),
-        help="height and width in pixels; without a default, chosen by the data set")
+    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; if not set, the data set's own")
 
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument
@@ -1640,8 +1617,7 @@ def make_parser(description):
     add("--beta", type=positive, default=0.1, help="β of --partition dirichlet; the smaller, the more skewed")
     add("--classes-per-client", type=at_least(1), default=2, help="a client's classes with --partition pathological")
     add("--missing", type=at_least(0), default=1, help="how many classes a client lacks with --partition missing")
-    add("--dominant-share", type=share, default=0.46,
-        help="share of a client's images in its dominant classes with --partition dominant")
+    add("--dominant-share", type=share, default=0.46, help="share of dominant classes with --partition dominant")
     add = group.add_mutually_exclusive_group().add_argument
     add("--domain-fraction", type=share, help="a client's share of its domain; if not set, equal shares")
     add("--images-per-class", type=at_least(1), help="a client's images of each class with --partition domain")
@@ -1656,10 +1632,8 @@ def make_parser(description):
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
     add("--local-epochs", type=at_least(1), default=1, help="E, a client's epochs in a round")
-    add("--batch-size", type=at_least(2), default=10,
-        help="B, images in a minibatch; a partition by classes may change with it")
-    add("--batches", choices=["all", "full"], default="all",
-        help="all: use every image; full: drop the last incomplete batch")
+    add("--batch-size", type=at_least(2), default=10, help="B, images in a minibatch; a partition may depend on it")
+    add("--batches", choices=["all", "full"], default="all", help="full: drop the last incomplete batch")
     add("--lr", type=positive, default=0.01, help="η, learning rate of SGD")
     add("--momentum", type=share_below_one, default=0.0, help="momentum of SGD; its buffer starts empty in each round")
     add("--weight-decay", type=not_negative, default=0.0, help="weight decay of SGD")
@@ -1717,13 +1691,20 @@ def preset_defaults(first, settings):
 
 def resumed_settings(first, script, typed):
     """The settings of the run to resume -> {flag: value}."""
-    saved = load_checkpoint(first.resume, script)
+    folder = first.resume
+    try:  # weights_only: no code in the file runs
+        saved = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
+        settings, done = saved["settings"], len(saved["rows"])
+    except Exception:  # a damaged file can raise anything
+        fail(f"--resume {folder}: no checkpoint.pt there (--checkpoint-every 0 writes none), or a damaged one")
+    if settings["script"] != script:
+        fail(f"--resume {folder}: its checkpoint.pt was written by {settings['script']}.py")
     for flag in typed:
-        if flag not in ALLOWED_WITH_RESUME:
+        if flag[2:].replace("-", "_") not in [*MACHINE_FLAGS, "rounds", "help"]:
             fail(f"{flag}: not allowed with --resume, which keeps the run's settings")
-    if "--rounds" in typed and first.rounds < len(saved["rows"]):
-        fail(f"--rounds {first.rounds}: {first.resume} has run {len(saved['rows'])} rounds already")
-    return saved["settings"] | dict(no_plots=False, trials=1)
+    if "--rounds" in typed and first.rounds < done:
+        fail(f"--rounds {first.rounds}: {folder} has run {done} rounds already")
+    return settings | dict(no_plots=False, trials=1)
 
 
 def parse(script, description, settings, add_flags, words=None):

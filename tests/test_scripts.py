@@ -215,7 +215,7 @@ BAD = {  # what the line says: command lines, in which the last flag is the bad 
                             "fedtgp --server-epochs 0"],
     "a word of letters": ["--name a/b", "--name ..", "--dataset ../elsewhere", "--dataset="],
     "domain_clients value": ["--domain-clients plain"],
-    "thin twice": ["--partition domain --domain-clients thin:1,thin:2"],
+    "a domain twice": ["--partition domain --domain-clients thin:1,thin:2"],
     "there are plain, thin, texture, clutter": ["--partition domain --domain-clients nowhere:1"],
     "must be at most 1/3": ["fedplcc --partition domain --domain-clients thin:3 --domain-fraction 0.5"],
     "number of classes": ["--partition missing --missing 10", "--partition pathological --classes-per-client 11"],
