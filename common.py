@@ -821,21 +821,21 @@ def sort_images(folder, images):
         if divided and divided != ["train"] and not {"train", "test"} <= set(divided):
             exit_without_data(folder, f"{place} is divided into {', '.join(divided)}; rename these folders to train and "
                                       f"test, or move them away")
-        samples, is_test = [], []  # path and class of each image
+        samples = []  # (path, class, part)
         for part in ("train", "test") if divided else ("",):
             for class_name, paths in parts.get(part, {}).items():
                 if len(class_name) > 1:
                     exit_without_data(folder, f"{Path(place, part, class_name[0])} holds folders, such as "
                                               f"{class_name[1]}; if they are the classes, move them one level up")
                 if class_name:
-                    samples += [(path, class_name[0]) for path in paths]
-                    is_test += [part == "test"] * len(paths)
+                    samples += [(path, class_name[0], part) for path in paths]
                 elif len(parts[part]) == 1:
                     exit_without_data(folder, f"{place / part} holds images, not folders of classes; move it away or, "
                                               f"if it is a class, into {folder / 'all'} or {folder / 'train'}")
+        is_test = [part == "test" for _, _, part in samples]
         if not divided:
             is_test = test_images(folder.name, place.name, len(samples))
-        rows += [(path, name, place.name, chosen) for (path, name), chosen in zip(samples, is_test)]
+        rows += [(path, name, place.name, chosen) for (path, name, _), chosen in zip(samples, is_test)]
 
     classes = {name for _, name, _, _ in rows}
     untrained = sorted(classes - {name for _, name, _, chosen in rows if not chosen})
@@ -1232,7 +1232,7 @@ def only_a_warning(what):
         print(f"no {what}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
 
 
-# --- pictures -------------------------------------------------------------------------------------
+# --- pictures and cluster quality -----------------------------------------------------------------
 
 matplotlib.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25,
                             "legend.frameon": False, "legend.fontsize": "small", "savefig.dpi": 150,
@@ -1346,8 +1346,7 @@ def plot_features(groups, prototypes, labels, names, seed):
     y = torch.cat([*y, labels.cpu()]).numpy()
     group = np.array(group + ["server"] * len(labels))
 
-    classes, counts = np.unique(y, return_counts=True)
-    frequent = classes[counts.argsort(kind="stable")[::-1][:10]]  # the ten most frequent
+    frequent = [c for c, _ in collections.Counter(y.tolist()).most_common(10)]
     figure = Figure(figsize=(7.5, 5.6))
     axis = figure.subplots()
     stars = []
@@ -1419,8 +1418,6 @@ def plot_margins(clients, net, prototypes, labels, names):
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
-
-# --- how well the features separate the classes ----------------------------------------------------
 
 def print_cluster_quality(net, tests, seed):
     """FedFM's Table V: the NMI of K-means clusters with the classes, and the classes' silhouette. Taken on 2,000 test
@@ -1626,8 +1623,7 @@ def make_parser(description):
     add("--model", choices=MODELS, default="cnn4", metavar="MODEL",
         help=f"an architecture or a group of them, dealt in turn: {', '.join(MODELS)}")
     add("--feature-dim", type=at_least(2, 65536), default=512, help="D, number of features, the size of a prototype")
-    add("--small-stem", action=argparse.BooleanOptionalAction, default=False,
-        help="ResNets begin with a 3x3 convolution and have no max-pooling")
+    add("--small-stem", action=argparse.BooleanOptionalAction, default=False, help="ResNets: 3x3 stem, no max-pooling")
 
     add = parser.add_argument_group("training").add_argument
     add("--rounds", type=at_least(1), default=1000, help="T, number of rounds")
@@ -1650,8 +1646,7 @@ def make_parser(description):
     add("--no-plots", action="store_true", help="draw no pictures")
     add = group.add_mutually_exclusive_group().add_argument
     add("--trials", type=at_least(1), default=1, help="run this many seeds, from --seed on; print mean ± std")
-    add("--resume", type=os.path.expanduser, metavar="FOLDER",
-        help="continue the run in this folder with its settings; --rounds may be larger")
+    add("--resume", type=os.path.expanduser, metavar="FOLDER", help="continue this run; --rounds may be larger")
     return parser
 
 
