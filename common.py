@@ -1427,6 +1427,8 @@ def print_cluster_quality(net, tests, seed):
         from sklearn.metrics import normalized_mutual_info_score, silhouette_score
         x = torch.cat([images.x for images in tests.values()])
         y = torch.cat([images.y for images in tests.values()])
+        if len(y) <= net.num_classes:
+            raise ValueError(f"{len(y)} test images are too few for {net.num_classes} classes")
         index = torch.from_numpy(generator(seed, "clusters").permutation(len(y))[:2000]).to(y.device)
         z, y = extract(net, x[index]).cpu().numpy(), y[index].cpu().numpy()
         clusters = KMeans(net.num_classes, n_init=10, random_state=seed).fit_predict(z)

@@ -67,16 +67,17 @@ def arguments(script, *words):
 
 @pytest.fixture
 def run(tmp_path, capsys):
-    """Run a script here, on the CPU -> its last folder, the rows of the log, main's results, the printed text."""
+    """Run a script here, on the CPU -> its last folder, the rows of the log, main's results, the printed text
+    and warnings."""
     def go(script, *words):
         module = __import__(script)
         words = " ".join(map(str, words)).split()
         if "--resume" not in words:
             words = ["--device", "cpu", "--out", f"{tmp_path}/runs", *words]
         results = common.run_script(script, module.__doc__, module.main, module.SETTINGS, module.add_flags, words)
-        text = capsys.readouterr().out
+        text, warnings = capsys.readouterr()
         folder = Path(re.findall(r"^everything is in (.*)$", text, re.M)[-1])
-        return SimpleNamespace(folder=folder, rows=log(folder), results=results, text=text)
+        return SimpleNamespace(folder=folder, rows=log(folder), results=results, text=text, warnings=warnings)
     return go
 
 

@@ -124,16 +124,21 @@ def test_fedproto_round(play):
         check_tested(now, prototypes, has_prototype)
 
 
-def test_fedproto_draws_only_classes_with_a_prototype(run, monkeypatch):
+@pytest.mark.parametrize("script, flags", [("fedproto", ""), ("fedplcc", ""), ("fedfm", "--warmup 0 --lam 1")])
+def test_stars_have_the_classes_of_their_prototypes(script, flags, run, monkeypatch):
     """The zeros of a class that nobody has had are no prototype."""
-    drawn = {}
-    monkeypatch.setattr(fedproto, "load_dataset", lambda args: small_dataset())
-    monkeypatch.setattr(fedproto, "draw_pictures", lambda *_, **given: drawn.update(given))
-    folder = run("fedproto", FLAGS, "--rounds 1 --participation 0.25 --checkpoint-every 1").folder
-    prototypes, has_prototype = checkpoint(folder)["state"]
-    assert 0 < has_prototype.sum() < C
-    assert drawn["labels"].tolist() == has_prototype.nonzero().flatten().tolist()
-    assert drawn["prototypes"].equal(prototypes[has_prototype])
+    module, drawn = __import__(script), {}
+    monkeypatch.setattr(module, "load_dataset", lambda args: small_dataset())
+    monkeypatch.setattr(module, "draw_pictures", lambda *_, **given: drawn.update(given))
+    folder = run(script, FLAGS, "--rounds 1 --participation 0.25 --checkpoint-every 1", flags).folder
+    if script == "fedplcc":
+        vectors, labels, _ = checkpoint(folder)["state"]
+    else:
+        prototypes, has_prototype = checkpoint(folder)["state"]
+        assert 0 < has_prototype.sum() < C
+        vectors, labels = prototypes[has_prototype], has_prototype.nonzero().flatten()
+    assert drawn["labels"].tolist() == labels.tolist()
+    assert drawn["prototypes"].equal(vectors)
 
 
 def test_fedsa_round(play):
@@ -265,6 +270,29 @@ def test_fedfm_lite_round(flags, downloads, uploads, play):
             anchors, floats = anchors_by(own, now, anchors)
             up += floats
         assert now.traffic == (up, down)
+
+
+@pytest.mark.parametrize("words, no_matching", [
+    ("--rounds 3 --warmup 3", True), ("--rounds 3 --warmup 2", False), ("--rounds 3 --warmup 3 --lam 0", False),
+    ("--rounds 1 --warmup 0", False), ("--rounds 1 --warmup 0 --lite", True),
+])
+def test_fedfm_says_that_no_round_matches(words, no_matching, capsys):
+    fedfm.check(arguments("fedfm", words))
+    assert ("every round is FedAvg" in capsys.readouterr().out) == no_matching
+
+
+@pytest.mark.parametrize("tested", [[0, 1, 6], [0, 1, 2, 9, 10, 11]])
+def test_fedfm_with_few_test_images(tested, run, monkeypatch):
+    """Fewer test images than classes, or one of each: the last lines, then a warning, and no line from scikit-learn."""
+    pytest.importorskip("sklearn")
+    data = small_dataset()
+    data.test[:] = False
+    data.test[tested] = True
+    monkeypatch.setattr(fedfm, "load_dataset", lambda args: data)
+    one = run("fedfm", FLAGS, "--rounds 1")
+    assert "test accuracy: final" in one.text and "NMI" not in one.text
+    assert one.warnings == (f"no NMI and silhouette of the features: ValueError: {len(tested)} test images are too few "
+                            f"for {C} classes\n")
 
 
 @pytest.mark.parametrize("script, flags", [("fedlsa", "--lam 0"), ("fedplcc", "--lam-contra 0 --lam-corr 0"),
