@@ -1376,8 +1376,10 @@ def name_stars(axis, stars):
     height = -math.inf
     for x, y, name in sorted(stars, key=lambda star: star[1]):
         height = max(y, height + (top - bottom) / 25)
-        beside = x + (right - left) / 30
-        axis.annotate(name, (x, y), (beside, height), va="center", arrowprops=dict(arrowstyle="-", color="grey"))
+        is_left = x < (left + right) / 2
+        beside = x + (right - left) * (0.03 if is_left else -0.03)
+        axis.annotate(name, (x, y), (beside, height), ha="left" if is_left else "right", va="center",
+                      arrowprops=dict(arrowstyle="-", color="grey"))
 
 
 def margins(vectors, labels, C):
