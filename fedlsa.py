@@ -2,12 +2,11 @@
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
 Clients hold images from different domains: photos, sketches, ... Prototypes averaged from their features keep traces of
-the domains and lie close together. So FedLSA's server learns one anchor per class without client features: the global
-classifier should recognise the anchors, and they should lie far apart. Clients scale their features to length 1 and
-pull them toward the anchor of their class.
+the domains and lie close together. So FedLSA's server learns one anchor per class, far from the others and without
+client features. Clients scale their features to length 1 and pull them toward the anchor of their class.
 
-One round (D features, the paper writes L; |w| floats in the model):
-  1. The server trains its anchors for E_s steps on the frozen global classifier's cross-entropy (L_ACE, Eq. 3)
+One round (D features, |w| floats in the model):
+  1. The server trains its anchors for E_s steps on the cross-entropy of the frozen global classifier (L_ACE, Eq. 3)
      + α · the similarity between anchors (L_SEP, Eq. 4). In round 1 that classifier is untrained.
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
   3. Each participant trains the model on cross-entropy (Eq. 9)
@@ -15,21 +14,19 @@ One round (D features, the paper writes L; |w| floats in the model):
   4. It sends the model, and the server averages the models.                           |w| floats
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-On glyphs: 4 clients, one per domain, 20 images per class, 12 rounds, batches of 32; α, λ and τ as on office.
+On glyphs (the built-in digits): 4 clients, one per domain, 20 images of each class; 12 rounds, batches of 32.
 What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1, as Eq. 6 requires; otherwise Eq. 4 has no lower bound.
 What the paper leaves open
-  α, λ, τ  are tuned over two values each. We use the first of each on digits, the second on office and PACS.
-  Shares   each client has 1 % of its domain on digits and 20 % on office (FPL's code), 30 % on PACS (MarsFL's).
-  Average  weighted by numbers of images, so on digits a client with SVHN counts ten times one with USPS.
-  Epochs   of the server are single steps, because it has no images.
+  Shares   of its domain for each client: see the settings. Accuracy depends strongly on them.
+  Average  weighted by numbers of images, so on digits a client with SVHN weighs ten times as much as one with USPS.
 Equations, deviations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
     python fedlsa.py --dataset office                         Table 2 (also --dataset digits; --dataset pacs: Table 3)
     python fedlsa.py --dataset office --alpha 0               Table 5, without L_SEP
-    python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg (without --no-sphere: features of length 1)
+    python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg
 """
 
 import copy
@@ -48,7 +45,7 @@ from common import (Net, Run, at_least, architecture, average, build_extractor, 
 
 BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
     clients=None,           # one for each domain; the paper's ten are in SETTINGS below
-    participation=1.0,      # ρ, Algorithm 1
+    participation=1.0,      # Algorithm 1: all clients
     partition="domain",     # "Datasets"
     model="cnn4",           # ψ, the encoder
     feature_dim=128,        # D; the paper writes L and gives no value
@@ -61,19 +58,19 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper tunes α (Eq. 5), λ (Eq. 10) and τ (Eqs. 4 and 8) over two values each, without saying which data set uses
-# which. A small λ does worse on office, it says, and α and λ hardly matter on digits. So we give digits the first of
-# each, and office the second.
+# The paper tunes α (Eq. 5), λ (Eq. 10) and τ (Eqs. 4 and 8) over two values each, but does not say which data set uses
+# which. Our choice: the first of each on digits, the second on office.
 VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
-SETTINGS = {
-    "digits": dict(VALUES_FOR_DIGITS, domain_fraction=0.01,
+SETTINGS = {  # by --dataset; image sizes: Table 1
+    # domain fractions are not in the paper: digits, office from FPL's code, PACS from github.com/WenkeHuang/MarsFL
+    "digits": dict(VALUES_FOR_DIGITS, domain_fraction=0.01, image_size=32,
                    domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # "Datasets"
-    # domain fractions are not in the paper: FPL's code on digits and office, MarsFL's by the same authors on PACS
-    # ten clients take the domains in turn: on office amazon 3, caltech 3, dslr 2, webcam 2
-    "office": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.2, image_size=32),     # 32 and 225 pixels: Table 1
+    # our choice: the ten clients take the domains in turn; on office amazon 3, caltech 3, dslr 2, webcam 2
+    "office": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.2, image_size=32),
     "pacs": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.3, image_size=225),
-    # not from the paper: other folders with domains, other data sets, glyphs
+    # not from the paper: other folders with domains, other data sets, and the built-in digits: 20 images of each
+    # class at each client; a short run needs no checkpoint
     "domains": VALUES_FOR_OFFICE,
     "default": dict(VALUES_FOR_DIGITS, clients=10, partition="dirichlet", beta=0.5),
     "glyphs": dict(VALUES_FOR_OFFICE, images_per_class=20, rounds=12, batch_size=32, checkpoint_every=0),
@@ -89,24 +86,25 @@ class Upload(NamedTuple):
 
 def main(args):
     if args.no_sphere and args.lam > 0:
-        fail("--no-sphere: only with --lam 0, because the anchors need features of length 1 (Eq. 8)")
+        fail("--no-sphere: only with --lam 0, because the anchors need features of length 1 (Eq. 6)")
     data = load_dataset(args)
     net, I = build_sphere_net(data, args)                             # the global model, and its encoder's output size
+    # client_nets: one copy of net for each participant
     clients, client_nets, tests = make_federation(data, net, args)
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
-    fedavg = args.lam == 0                                            # then there are no anchors
+    use_anchors = args.lam > 0                                        # --lam 0: FedAvg
     with seeded(args.seed, "server"):
         anchor_net = AnchorNet(C, I, D).to(args.device)
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D). Every round trains them before use; a finished run that is resumed has no round left, but draws them
-    anchors = None if fedavg else anchor_net().detach()
+    # (C, D); used as is only when a resumed run has no round left
+    anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
         server_log = {}
-        if not fedavg:
+        if use_anchors:
             anchors, server_loss = server_update(anchor_net, net.classifier, args)         # Eqs. 3-5
             server_log["server_loss"] = server_loss
 
@@ -122,7 +120,7 @@ def main(args):
         scores = evaluate_global(net, tests, t, args)
         up = len(chosen) * net_size
         down = len(chosen) * net_size
-        if not fedavg:
+        if use_anchors:
             down += len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down, **server_log)
         run.checkpoint(t)
@@ -243,7 +241,7 @@ def build_sphere_net(data, args):
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # this text seeds the weights; do not change it
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # only a seed; changing it changes all results
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)
@@ -254,7 +252,7 @@ def build_sphere_net(data, args):
 
 def build_encoder(data, args):
     """The feature extractor of --model, alone, and how many values it gives for an image."""
-    name, _ = architecture(args.model, 0)                             # make_federation will refuse a group
+    name, _ = architecture(args.model, 0)                             # make_federation refuses groups of architectures
     pixels = data.x.shape[-1]
     encoder = build_extractor(name, pixels, args.small_stem)
     encoder.eval()                                                    # in train mode BatchNorm fails on one image

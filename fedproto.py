@@ -1,26 +1,23 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
-"The paper", equation numbers and settings refer to FedTGP (AAAI 2024), which restates FedProto.
+Equations, settings and "the paper" below: FedTGP (AAAI 2024), which restates FedProto.
 
 Every client keeps its own model, of any architecture. Clients share one vector per class, the prototype: the mean
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
 features toward the average for their class.
 
-One round (C_i classes at client i, D features; the paper writes K):
+One round (C_i classes at client i, D features):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3). A class that nobody sent keeps its prototype.
-Every client then classifies its held-out images (25 %) twice: with the nearest prototype, as in the paper, and with its
-own classifier.
+Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
 
-On glyphs: eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9; incomplete batches are kept.
+On glyphs (the built-in digits): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
   Eq. 4      compares samples, not class means. So it penalises scatter within a class, and frequent classes weigh more.
-  Eq. 3      averages over the participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
-  Order      clients train before they upload; in the paper's text they upload first.
-  Partition  a client that holds 1/K of all images is dealt no more.
-  Accuracy   pools all test images; the paper seems to average over clients.
+  Partition  a client with its equal share of the images gets no more.
+  Accuracy   pools all test images; the paper averages "the results on clients' test sets" and reports the best round.
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
@@ -28,7 +25,7 @@ Equations, deviations, published results: .github/papers/fedproto.md. Our result
     python fedproto.py                                                       built-in glyphs, under a minute
     python fedproto.py --dataset cifar10 --model htfe8                       Table 1, practical setting
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA's Table 1, cross-device
-    python fedproto.py --lam 0                                               no guidance: every client trains alone
+    python fedproto.py --lam 0                                               local training; prototypes only for testing
 """
 
 from typing import NamedTuple
@@ -46,22 +43,22 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
     beta=0.1,               # β
-    model="cnn4",           # FedSA's Table 1; this paper has several architectures, see --model htfe8
+    model="cnn4",           # FedSA's Table 1; this paper's main tables: htfe8
     feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
-    batches="full",         # not in the paper: the authors' HtFLlib drops the last incomplete batch
+    batches="full",         # from the authors' HtFLlib (github.com/TsingZ0/HtFLlib): drop the last incomplete batch
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
     lam=0.1,                # λ, Eq. 4
     distance="euclidean",   # φ, text below Eq. 4
 )
-SETTINGS = {
+SETTINGS = {  # by --dataset
     "default": BASE,
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # not from the paper: the built-in digits
+    # not from the paper: the built-in digits; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
@@ -86,7 +83,7 @@ def main(args):
     prototypes, has_prototype = run.resume((prototypes, has_prototype))  # with --resume: from the checkpoint
 
     for t in run.rounds():
-        chosen = participants(clients, t, args)
+        chosen = participants(clients, t, args)                       # m participants
         down = len(chosen) * has_prototype.sum() * D                  # sent in step 1, so before step 4
         # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
@@ -155,9 +152,9 @@ def prototype_distance(z, y, prototypes, has_prototype, kind):
 # --- the server -------------------------------------------------------------------------------------
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 over the participants, without its factor 1/|𝒩_c|. n_ic is the paper's |𝒟_ic|.
+    """Eq. 3 over the participants, without its factor 1/|𝒩_c|: the weights already sum to 1.
 
-    local_prototypes P_i^c (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    local_prototypes P_i^c (m, C, D), counts |𝒟_i,c| (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
     mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0

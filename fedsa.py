@@ -2,8 +2,7 @@
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Prototypes averaged from biased clients are biased. FedSA replaces them with semantic anchors: one random vector per
-class that hardly follows the clients. Clients pull each feature vector toward the anchor of its class, push it away
-from the others by a margin, and train their classifiers on the anchors as well.
+class that the clients move only slightly. The anchors guide the clients' features and their classifiers.
 
 One round (C_i classes at client i, D features):
   1. The server sends its anchors.                                                     C · D floats to each
@@ -13,18 +12,13 @@ One round (C_i classes at client i, D features):
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
-Every client then classifies its held-out images (25 %) twice: with the nearest anchor and with its own classifier. The
-paper does not say which it uses.
+Every client then classifies its held-out 25 % by nearest anchor and by its classifier; the paper leaves this open.
 
-On glyphs: eight small CNNs, so λ2 = 1; 30 % of the images, 10 rounds, E = 3, momentum 0.9; incomplete batches are kept.
+On glyphs (the built-in digits): eight small CNNs, so λ2 = 1; 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
   Eqs. 5, 7  average over samples, not class means. The paper sums Eq. 5 over classes, so there λ1 = 0.1 pulls harder.
-  Eq. 3      averages over the participants, without the factor 1/|𝒩_c|: the weights already sum to 1.
-  Eq. 8      uses a classifier with a bias, as in the authors' code.
-  Anchors    pass through a small frozen network, as in the authors' code; the paper gives no loss to train it.
-  Partition  a client that holds 1/K of all images is dealt no more.
+  Partition  a client with its equal share of the images gets no more.
 What the paper leaves open
-  Class means      for the margin are taken before training, those for Eq. 3 after it.
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 
@@ -47,29 +41,29 @@ from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate
 # --- settings ---------------------------------------------------------------------------------------
 
 BASE = dict(                # the paper's "Implementation details", unless a comment says otherwise
-    clients=20,             # K, cross-silo; cross-device: 100; the paper writes m
+    clients=20,             # K; the paper writes m. Cross-silo; its main setting is cross-device, with 100
     participation=1.0,      # ρ, cross-silo; cross-device: 0.1
     partition="dirichlet",  # "Statistical heterogeneity"
     beta=0.1,               # β
     model="cnn4",           # "Statistical heterogeneity"
-    feature_dim=512,        # D, under "Model heterogeneity"
+    feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
-    batches="full",         # not in the paper: drops the last incomplete batch, as the authors' code does
+    batches="full",         # from the authors' code (github.com/lokinko/FedSA): drop the last incomplete batch
     lr=0.01,                # η; the paper writes λ
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
     lam_r=0.1,              # λ1, Eq. 9
-    lam_mcl=None,           # λ2, Eq. 9: 0.01 for one architecture and 1 for several; main sets it
+    lam_mcl=None,           # λ2, Eq. 9; main sets it: 0.01 for one architecture, 1 for several
     lam_cc=1.0,             # λ3, Eq. 9
     alpha=0.9999,           # α, Eq. 10
     distance="euclidean",   # d, text below Eq. 5
-    projection="mlp",       # the paper does not describe the layer; this is the authors' code
+    projection="mlp",       # frozen, as in the authors' code; the paper calls the layer trainable but gives no loss
 )
-SETTINGS = {
+SETTINGS = {  # by --dataset
     "default": BASE,
-    # not from the paper: the built-in digits
+    # not from the paper: the built-in digits; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
@@ -88,7 +82,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
     if args.lam_mcl is None:
-        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2; a model of GROUPS is several architectures
+        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2: several architectures or one
 
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
@@ -97,7 +91,7 @@ def main(args):
     anchors = run.resume(anchors)                                     # with --resume: from the checkpoint
 
     for t in run.rounds():
-        chosen = participants(clients, t, args)
+        chosen = participants(clients, t, args)                       # m participants
         # [client_update(client, anchors, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, anchors, t, args)
 
@@ -171,8 +165,7 @@ def regularization(z, y, anchors, kind):
 
 def average_margin(points):
     """Eq. 6, the margin d_i of N points, which are a client's class means or the anchors. d is the Euclidean distance.
-    The paper's divisor makes it larger than the mean distance between two points. (margins.png shows another margin,
-    the distance to the nearest other class.)
+    The paper's divisor makes it N/(N − 1) times the mean distance between two points.
 
     points (N, D) -> scalar; 0 for one point, where Eq. 6 is 0/0."""
     N = len(points)
@@ -193,8 +186,8 @@ def margin_contrastive(z, y, anchors, margin):
 
 
 def classifier_calibration(classifier, anchors):
-    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. Ours has a bias, the paper's
-    has none. anchors (C, D) -> scalar."""
+    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. Ours has a bias, as in
+    the authors' code; the paper's has none. anchors (C, D) -> scalar."""
     labels = torch.arange(len(anchors), device=anchors.device)
     return F.cross_entropy(classifier(anchors), labels)
 
@@ -218,9 +211,9 @@ def make_anchors(C, D, projection):
 
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 over the participants, without its factor 1/|𝒩_c|. n_ic is the paper's |𝒟_ic|.
+    """Eq. 3 over the participants, without its factor 1/|𝒩_c|: the weights already sum to 1.
 
-    local_prototypes P_i^c (m, C, D), counts n_ic (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    local_prototypes P_i^c (m, C, D), counts |𝒟_i,c| (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
     mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0

@@ -2,27 +2,23 @@
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
 FedProto averages the clients' prototypes. The paper observes that the averages lie closer together than the prototypes
-of a client that separates its classes well. FedTGP's server trains its prototypes instead: each client prototype should
-be nearer to the global prototype of its class than to any other, by a margin δ.
+of the best-separated client. FedTGP's server trains its prototypes instead: each client prototype should be nearer to
+the global prototype of its class than to any other, by a margin δ.
 
-One round (C_i classes at client i, D features; the paper writes K):
+One round (C_i classes at client i, D features):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 11).
   3. It sends its class means (Eq. 2), but no class counts.                            C_i · D floats
-  4. The server sets δ to the largest distance between two class centres (unweighted means of what the clients sent),
-     at most τ (Eq. 9). For S epochs it trains one vector per class and a small network F, which maps the vectors to
-     prototypes (Eq. 10). Both start from where the last round left them.
-Every client then classifies its held-out images (25 %) twice: with the nearest prototype, as in the paper, and with its
-own classifier.
+  4. The server sets δ to the largest distance between two class centres Q (plain means), at most τ (Eq. 9). For S
+     epochs it trains one vector per class and a network F from vectors to prototypes (Eq. 10).
+Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
 
-On glyphs: eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9; incomplete batches are kept.
+On glyphs (the built-in digits): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
   Eq. 11     compares samples, not class means. So it penalises scatter within a class, and frequent classes weigh more.
-  Eq. 10     is a mean over a batch, not a sum over all that the clients sent.
-  Partition  a client that holds 1/K of all images is dealt no more.
-  Accuracy   pools all test images; the paper seems to average over clients.
+  Partition  a client with its equal share of the images gets no more.
+  Accuracy   pools all test images; the paper averages "the results on clients' test sets" and reports the best round.
 What the paper leaves open
-  Server           trains by plain SGD with the clients' learning rate and batch size, and keeps its incomplete batch.
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
@@ -49,12 +45,12 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
     beta=0.1,               # β
-    model="cnn4",           # FedSA's Table 1; this paper has several architectures, see --model htfe8
+    model="cnn4",           # FedSA's Table 1; this paper's main tables: htfe8
     feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
-    batches="full",         # not in the paper: the authors' HtFLlib drops the last incomplete batch
+    batches="full",         # from the authors' HtFLlib (github.com/TsingZ0/HtFLlib): drop the last incomplete batch
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,
@@ -64,10 +60,10 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     tau=100.0,              # τ, Eq. 9
     server_epochs=100,      # S
 )
-SETTINGS = {
+SETTINGS = {  # by --dataset
     "default": BASE,
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # not from the paper: the built-in digits
+    # not from the paper: the built-in digits; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
@@ -94,7 +90,7 @@ def main(args):
     prototypes = prototype_net().detach()                             # (C, D), untrained before round 1
 
     for t in run.rounds():
-        chosen = participants(clients, t, args)
+        chosen = participants(clients, t, args)                       # m participants
         # [client_update(client, prototypes, t, args) for client in chosen], but in parallel
         uploads = for_each_client(client_update, chosen, prototypes, t, args)
 
@@ -161,7 +157,7 @@ class PrototypeNet(nn.Module):
     """Calling it gives all global prototypes P̂^c, (C, D). Each class has a trainable vector Ṕ^c. One shared network,
     the paper's F, maps the vectors to prototypes: Linear, ReLU, Linear.
 
-    The paper gives neither the hidden width (ours: D) nor the vectors' distribution (ours: N(0, I))."""
+    Ours: hidden width D, vectors from N(0, I)."""
 
     def __init__(self, C, D, no_mlp):
         super().__init__()
@@ -179,9 +175,9 @@ def server_margin(local_prototypes, owned, args):
     """The margin δ of this round. local_prototypes (m, C, D), owned (m, C) bool -> scalar.
 
     --margin-rule pairwise  Eq. 9
-                  nearest   the authors' code
-                  fixed     τ: Table 6, ablation FM; the paper gives no value
-                  none      0: Table 6, ablation SCL (Eq. 6)"""
+                  nearest   HtFLlib
+                  fixed     always τ (ablation FM in Table 6, whose value the paper does not give)
+                  none      always 0, Eq. 6 (ablation SCL in Table 6)"""
     centres = class_centres(local_prototypes, owned)
     if args.margin_rule == "pairwise":
         return adaptive_margin(centres, args.tau)
@@ -209,7 +205,7 @@ def adaptive_margin(centres, tau):
 
 
 def largest_nearest_distance(centres, tau):
-    """The margin of the authors' code: the largest distance from a centre to its nearest other centre, capped at τ.
+    """The margin of HtFLlib: the largest distance from a centre to its nearest other centre, capped at τ.
 
     centres (U, D) -> scalar, 0 for a single class."""
     if len(centres) == 1:
@@ -222,13 +218,14 @@ def largest_nearest_distance(centres, tau):
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     """Train the global prototypes on the clients' prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches
-    -> P̂ (C, D), and the mean loss over the last epoch's batches.
+    -> P̂ (C, D), and the mean loss over the last epoch's batches. The paper names no
+    optimiser; ours is plain SGD with the clients' learning rate and batch size.
 
     local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar."""
     p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
     _, labels = owned.nonzero(as_tuple=True)                          # (N,) their classes, in the same order
     rng = generator(args.seed, "server", t)
-    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)                    # no momentum
+    optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
     for _ in range(args.server_epochs):
         losses = []                                                   # of this epoch
         order = torch.from_numpy(rng.permutation(len(p))).to(p.device)
@@ -243,7 +240,8 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
 
 
 def margin_contrastive(p, labels, prototypes, margin):
-    """Eqs. 7 and 10 (Eq. 6 with δ = 0), mean over a batch of clients' prototypes. φ is the Euclidean distance.
+    """Eqs. 7 and 10 (Eq. 6 with δ = 0), mean over a batch of clients' prototypes; the paper sums over all of them. φ is
+    the Euclidean distance.
 
     p (B, D) clients' prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(p, prototypes)                                    # (B, C)

@@ -41,7 +41,7 @@ ONE_GLYPHS = dict(images_per_class=20, local_epochs=5, batch_size=32, checkpoint
 LABEL_SKEW = dict(partition="dirichlet", beta=0.5, clients=10)
 
 EXPECTED = {  # "one": any folder of images; "several": a folder with several domains
-    ("fedlsa", "digits"): dict(LSA_DIGITS, domain_fraction=0.01, clients=None,
+    ("fedlsa", "digits"): dict(LSA_DIGITS, domain_fraction=0.01, clients=None, image_size=32,
                                domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),
     ("fedlsa", "office"): dict(LSA_OFFICE, domain_fraction=0.2, clients=10, image_size=32),
     ("fedlsa", "pacs"): dict(LSA_OFFICE, domain_fraction=0.3, clients=10, image_size=225),

@@ -1,6 +1,6 @@
 """FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. No prototypes: a start for a method with one global
-model.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017.
+No prototypes: a start for a method with one global model.
 
 One round (|w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
@@ -9,7 +9,7 @@ One round (|w| floats in the model):
   4. The server averages the models, weighted by their numbers of images.
 The global model is then tested on the server's test images.
 
-On glyphs: 4 clients, one per domain, 20 images per class, 10 rounds.
+On glyphs (the built-in digits): 4 clients, one per domain, 20 images of each class; 10 rounds.
 
     python .github/class/fedavg.py                 built-in glyphs in four domains, under a minute
     cp .github/class/fedavg.py mine.py             a method of your own: rename "fedavg" in the last line
@@ -36,8 +36,9 @@ BASE = dict(                # ours
     batch_size=32,          # B
     lr=0.1,                 # η
 )
-SETTINGS = {
+SETTINGS = {  # by --dataset
     "default": BASE,
+    # the built-in digits, 20 images of each class at each client; a short run needs no checkpoint
     "glyphs": dict(BASE, clients=None, partition="domain", images_per_class=20, image_size=24, rounds=10,
                    checkpoint_every=0),
 }
@@ -53,6 +54,7 @@ class Upload(NamedTuple):
 def main(args):
     data = load_dataset(args)
     net = build_net(data, args)                                       # the global model
+    # client_nets: one copy of net for each participant
     clients, client_nets, tests = make_federation(data, net, args)
     net_size = model_size(net)
 
