@@ -170,6 +170,9 @@ def test_cluster_quality_is_of_the_classes(monkeypatch, capsys):
         common.print_cluster_quality(SimpleNamespace(num_classes=3), tests, 0)
         numbers = [float(number) for number in re.findall(r"-?\d\.\d+", capsys.readouterr().out)]
         assert numbers == pytest.approx([nmi, silhouette], abs=0.05)
+    many = {"one": common.Images(torch.randn(2001, 2, 1, 1), torch.arange(2001) % 3)}
+    common.print_cluster_quality(SimpleNamespace(num_classes=3), many, 0)
+    assert "of 2000 test images" in capsys.readouterr().out
     common.print_cluster_quality(SimpleNamespace(num_classes=3), {"one": common.Images(x, 0 * mixed)}, 0)  # one class
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("no NMI and silhouette") and printed.err.count("\n") == 1
