@@ -237,3 +237,13 @@ def test_answers_are_in_the_data(exercise, t, runs, columns):
         for column in columns:
             of_seeds = [float(row[column]) for row in rows if row["run"] == run]
             assert any(cell == pytest.approx(of_seeds, abs=0.051) for cell in cells), (run, column)
+
+
+@pytest.mark.parametrize("exercise", [2, 3])
+def test_tables_to_fill_in(exercise):
+    """The class page's empty table has the rows of the answers' table."""
+    first_cells = []
+    for page in "README.md", "answers.md":
+        table = re.search(rf"^##+ {exercise}\. .*?(^\|.*?\n)\n", (CLASS / page).read_text(encoding="utf-8"), re.M | re.S)[1]
+        first_cells.append([row.split("|")[1].split(":")[0].strip() for row in table.splitlines()[2:]])
+    assert first_cells[0] == first_cells[1] and len(first_cells[0]) >= 3
