@@ -99,7 +99,7 @@ class Anchors(NamedTuple):
 
 class Upload(NamedTuple):
     model: dict               # the trained model's state_dict
-    loss: torch.Tensor        # mean over the client's batches, for the log
+    loss: torch.Tensor        # mean over the client's batches; not sent, only logged
 
 
 def main(args):
@@ -139,7 +139,7 @@ def main(args):
             down += len(chosen) * anchors.has_anchor.sum() * D
 
         given = anchors if matching else None
-        # [client_update(client, given, t, args) for client in chosen], but in parallel
+        # [client_update(client, given, t, args) for client in chosen], on a CPU several at a time
         uploads = for_each_client(client_update, chosen, given, t, args)
         if t % args.model_every == 0 or t == args.rounds:
             models = [upload.model for upload in uploads]

@@ -5,21 +5,21 @@ Clients hold images from different domains: photos, sketches, ... Prototypes ave
 the domains and lie close together. So FedLSA's server learns one anchor per class, far from the others and without
 client features. Clients scale their features to length 1 and pull them toward the anchor of their class.
 
-One round (D features, |w| floats in the model):
-  1. The server trains its anchors for E_s steps on the cross-entropy of the frozen global classifier (L_ACE, Eq. 3)
-     + α · the similarity between anchors (L_SEP, Eq. 4). In round 1 that classifier is untrained.
+One round (C classes, D features, |w| floats in the model):
+  1. The server trains its anchors for E_s steps: the frozen global classifier should recognise each (L_ACE, Eq. 3),
+     and no two should be similar (α · L_SEP, Eq. 4). In round 1 that classifier is untrained.
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
-  3. Each participant trains the model on cross-entropy (Eq. 9)
+  3. Each participant trains the model for E_c epochs on cross-entropy (Eq. 9)
      + λ · a contrastive loss: features should be most similar to their class's anchor (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-On glyphs (the built-in digits): 4 clients, one per domain, 20 images of each class; 12 rounds, batches of 32.
+On glyphs (digits that the program draws): 4 clients, one per domain, 20 images of each class; 12 rounds, batches of 32.
 What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1, as Eq. 6 requires; otherwise Eq. 4 has no lower bound.
 What the paper leaves open
-  Shares   of its domain for each client: see the settings. Accuracy depends strongly on them.
+  Shares   How much of its domain a client has. Ours are in the settings; FedAvg's accuracy depends strongly on them.
   Average  weighted by numbers of images, so on digits a client with SVHN weighs ten times as much as one with USPS.
 Equations, deviations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
@@ -46,34 +46,33 @@ from common import (Net, Run, at_least, architecture, average, build_extractor, 
 BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
     clients=None,           # one for each domain; the paper's ten are in SETTINGS below
     participation=1.0,      # Algorithm 1: all clients
-    partition="domain",     # "Datasets"
+    partition="domain",     # section "Datasets"
     model="cnn4",           # ψ, the encoder
     feature_dim=128,        # D; the paper writes L and gives no value
     rounds=100,             # T
     local_epochs=5,         # E_c
     batch_size=64,          # B
     lr=0.01,                # η; not in the paper: from FPL's code (github.com/WenkeHuang/RethinkFL)
-    momentum=0.9,           # the same
-    weight_decay=1e-5,      # the same
+    momentum=0.9,           # not in the paper: FPL's
+    weight_decay=1e-5,      # not in the paper: FPL's
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
 # The paper tunes α (Eq. 5), λ (Eq. 10) and τ (Eqs. 4 and 8) over two values each, but does not say which data set uses
-# which. Our choice: the first of each on digits, the second on office.
-VALUES_FOR_DIGITS = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
-VALUES_FOR_OFFICE = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
+# which. Our choice: the first of each on digits, the second on office and PACS.
+FIRST_VALUES = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
+SECOND_VALUES = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {  # by --dataset; image sizes: Table 1
     # domain fractions are not in the paper: digits, office from FPL's code, PACS from github.com/WenkeHuang/MarsFL
-    "digits": dict(VALUES_FOR_DIGITS, domain_fraction=0.01, image_size=32,
-                   domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # "Datasets"
+    "digits": dict(FIRST_VALUES, domain_fraction=0.01, image_size=32,
+                   domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # section "Datasets"
     # our choice: the ten clients take the domains in turn; on office amazon 3, caltech 3, dslr 2, webcam 2
-    "office": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.2, image_size=32),
-    "pacs": dict(VALUES_FOR_OFFICE, clients=10, domain_fraction=0.3, image_size=225),
-    # not from the paper: other folders with domains, other data sets, and the built-in digits: 20 images of each
-    # class at each client; a short run needs no checkpoint
-    "domains": VALUES_FOR_OFFICE,
-    "default": dict(VALUES_FOR_DIGITS, clients=10, partition="dirichlet", beta=0.5),
-    "glyphs": dict(VALUES_FOR_OFFICE, images_per_class=20, rounds=12, batch_size=32, checkpoint_every=0),
+    "office": dict(SECOND_VALUES, clients=10, domain_fraction=0.2, image_size=32),
+    "pacs": dict(SECOND_VALUES, clients=10, domain_fraction=0.3, image_size=225),
+    # not from the paper: other folders with domains, other data sets, glyphs; a short run needs no checkpoint
+    "domains": SECOND_VALUES,
+    "default": dict(FIRST_VALUES, clients=10, partition="dirichlet", beta=0.5),
+    "glyphs": dict(SECOND_VALUES, images_per_class=20, rounds=12, batch_size=32, checkpoint_every=0),
 }
 
 
@@ -81,7 +80,7 @@ SETTINGS = {  # by --dataset; image sizes: Table 1
 
 class Upload(NamedTuple):
     model: dict         # the trained model's state_dict
-    loss: torch.Tensor  # mean over the client's batches, for the log
+    loss: torch.Tensor  # mean over the client's batches; not sent, only logged
 
 
 def main(args):
@@ -92,13 +91,13 @@ def main(args):
     # client_nets: one copy of net for each participant
     clients, client_nets, tests = make_federation(data, net, args)
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
-    use_anchors = args.lam > 0                                        # --lam 0: FedAvg
+    use_anchors = args.lam > 0                                        # --lam 0: FedAvg, on the sphere or not
     with seeded(args.seed, "server"):
         anchor_net = AnchorNet(C, I, D).to(args.device)
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D); used as is only when a resumed run has no round left
+    # (C, D); each round trains them first, so these are used only if a resumed run has no round left
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -111,7 +110,7 @@ def main(args):
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
-        # [client_update(client, anchors, t, args) for client in chosen], but in parallel
+        # [client_update(client, anchors, t, args) for client in chosen], on a CPU several at a time
         uploads = for_each_client(client_update, chosen, anchors, t, args)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
@@ -193,14 +192,14 @@ def server_update(anchor_net, classifier, args):
     """Train the anchors against the frozen global classifier (Eq. 5) -> the trained anchors A (C, D), and the loss
     of the last step. Each round starts with a new optimiser.
 
-    The paper has E_s epochs; we read each as one step on all C anchors. Algorithm 1 uses one learning rate on
-    both sides; ours also share momentum and weight decay."""
+    The paper's E_s epochs are steps on all C anchors, because the server has no images. Learning rate, momentum and
+    weight decay are the clients'."""
     classifier = copy.deepcopy(classifier).requires_grad_(False)      # frozen
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
     for _ in range(args.server_steps):
         anchors = anchor_net()
-        loss = anchor_classification(anchors, classifier) + args.alpha * anchor_separation(anchors, args.tau)
+        loss = anchor_classification(anchors, classifier) + args.alpha * anchor_separation(anchors, args.tau)  # Eq. 5
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -265,14 +264,14 @@ def build_encoder(data, args):
 
 def add_flags(group):
     group.add_argument("--lam", type=not_negative,
-                       help="λ in Eq. 10, weight of L_COM; 0: FedAvg with features of length 1")
+                       help="λ in Eq. 10, weight of L_COM; 0: no anchors, FedAvg on the sphere")
     group.add_argument("--alpha", type=not_negative, help="α in Eq. 5, weight of the anchors' separation")
     group.add_argument("--tau", type=positive, help="τ in Eqs. 4 and 8, the temperature")
     group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")
     group.add_argument("--compactness", choices=["vmf", "l2"],
                        help="L_COM. vmf: Eq. 8; l2: the distance to the anchor (Tables 4 and 5)")
     group.add_argument("--no-sphere", action="store_true",
-                       help="do not scale features to length 1; only with --lam 0, and together they are FedAvg")
+                       help="do not scale features to length 1; only with --lam 0, which then is plain FedAvg")
 
 
 if __name__ == "__main__":

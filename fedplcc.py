@@ -3,15 +3,15 @@
 
 A class has several prototypes, because it looks different in each domain. As in the earlier FedPLVM, clients cluster
 their features of each class, and the server clusters the clusters' means. Both use FINCH, which links each vector to
-its nearest neighbour; linked vectors form a cluster. FedPLCC weights a prototype by the share of its class's images
-that it stands for, so outliers count little. And its second loss (Eq. 8) pulls a feature toward only a share φ of its
+its nearest neighbour; vectors connected by links form a cluster. FedPLCC weights a prototype by the share of its class's
+images that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature toward only a share φ of its
 class's prototypes, those with the largest similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
-  2. Each participant trains on cross-entropy (Eq. 5)
+  2. Each participant trains for E epochs on cross-entropy (Eq. 5)
      + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's prototypes
-     + λ2 · L_corr (Eq. 8): minus the weighted similarities to the share φ of them. So the logged loss can be negative.
+     + λ2 · L_corr (Eq. 8): minus the sum of the largest similarity · weight, so the logged loss can be negative.
   3. It clusters its features of each class (Eq. 9) and sends model, means and sizes.  |w| + J · (D + 1) floats
   4. The server averages the models, weighted by the clients' numbers of images. It clusters each class's means into
      prototypes (Eq. 10) and weights these by their shares of the class's images (Eq. 11).
@@ -19,7 +19,7 @@ The global model is then tested on each domain's test images; the score is the m
 
 On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, E = 5, λ1 = 1.
 What we changed
-  Eq. 5  is a sum over a client's images in the paper, while Eqs. 6 and 8 are for one image. Ours are all means.
+  Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch.
 What the paper leaves open
   FINCH  clusters in passes, each pass the means of the one before. We keep the last with at least two clusters, or the
          first if none has. In a cluster's mean each vector counts once, however many images it stands for.
@@ -28,7 +28,7 @@ Equations, deviations, published results: .github/papers/fedplcc.md. Our results
     python fedplcc.py                                            built-in glyphs in four domains, under a minute
     python fedplcc.py --dataset office                           Table III (digit5: Table II, domainnet: Table IV)
     python fedplcc.py --dataset office --lam-contra 0            FedAvg
-    python fedplcc.py --dataset digit5 --uniform-weights         Table V, without weights (--phi 1: all attract)
+    python fedplcc.py --dataset digit5 --uniform-weights         Table V, all weights 1 (--phi 1: no selection in Eq. 8)
 """
 
 from typing import NamedTuple
@@ -93,7 +93,7 @@ class Prototypes(NamedTuple):
 class Upload(NamedTuple):
     model: dict            # the trained model's state_dict
     clusters: Clusters     # of its features; None with FedAvg
-    loss: torch.Tensor     # mean over the client's batches, for the log
+    loss: torch.Tensor     # mean over the client's batches; not sent, only logged
 
 
 def main(args):
@@ -116,7 +116,7 @@ def main(args):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
         given = None if fedavg else prototypes
-        # [client_update(client, given, t, args) for client in chosen], but in parallel
+        # [client_update(client, given, t, args) for client in chosen], on a CPU several at a time
         uploads = for_each_client(client_update, chosen, given, t, args)
 
         models = [upload.model for upload in uploads]
@@ -167,7 +167,8 @@ def client_update(client, prototypes, t, args):
 def local_loss(net, x, y, prototypes, args):
     """Eq. 4 on a batch: Eq. 5 is a mean over the batch, Eqs. 6 and 8 over the samples whose class has a prototype.
 
-    x (B, 3, height, width) uint8, y (B,), prototypes: Prototypes; None: FedAvg, empty: round 1 -> scalar."""
+    x (B, 3, height, width) uint8, y (B,), prototypes: Prototypes; None with FedAvg, empty in round 1
+    -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)                                  # Eq. 5
     if prototypes is None or len(prototypes.vectors) == 0:
@@ -184,7 +185,7 @@ def local_loss(net, x, y, prototypes, args):
 
 def similarity(z, vectors, alpha):
     """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. Those below 1e-6
-    are raised to it, since for α < 1 the gradient of cos^α is infinite at 0; raised cosines get no gradient.
+    are set to 1e-6, since for α < 1 the gradient of cos^α is infinite at 0; they get no gradient.
 
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
@@ -206,11 +207,11 @@ def attraction(s, same_class, weights, phi):
 
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,)."""
     ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
-    rank = torch.arange(len(weights), device=s.device)
+    position = torch.arange(len(weights), device=s.device)
     n = same_class.sum(1)                                                    # (B,)
     # ⌈φ n⌉; 1e-6 less, because float32 rounds 0.3 · 50 to just above 15, and ceil would give 16
     num_kept = (phi * n * (1 - 1e-6)).ceil()
-    kept = rank < num_kept[:, None]
+    kept = position < num_kept[:, None]
     return -(ranked * kept).sum(1)
 
 
@@ -291,7 +292,7 @@ def cluster_means(vectors, cluster, times):
 
 
 def first_neighbour_clusters(vectors):
-    """Link each vector to its nearest other one by cosine. Connected vectors form a cluster; a single vector is one.
+    """Link each vector to its nearest other one by cosine. Connected vectors form a cluster; a lone vector is its own.
 
     vectors (N, D) -> cluster numbers (N,) from 0."""
     unit = F.normalize(vectors, dim=1)

@@ -6,18 +6,18 @@ Every client keeps its own model, of any architecture. Clients share one vector 
 feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
 features toward the average for their class.
 
-One round (C_i classes at client i, D features):
+One round (C classes, C_i of them at client i; D features):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3). A class that nobody sent keeps its prototype.
 Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
 
-On glyphs (the built-in digits): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
+On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
   Eq. 4      compares samples, not class means. So it penalises scatter within a class, and frequent classes weigh more.
-  Partition  a client with its equal share of the images gets no more.
-  Accuracy   pools all test images; the paper averages "the results on clients' test sets" and reports the best round.
+  Partition  a client that already holds 1/K of all images gets no more.
+  Accuracy   pools all test images; the paper averages "the results on clients' test sets".
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
@@ -51,14 +51,14 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     batches="full",         # from the authors' HtFLlib (github.com/TsingZ0/HtFLlib): drop the last incomplete batch
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
-    weight_decay=0.0,
+    weight_decay=0.0,       # not in the paper
     lam=0.1,                # λ, Eq. 4
     distance="euclidean",   # φ, text below Eq. 4
 )
 SETTINGS = {  # by --dataset
     "default": BASE,
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # not from the paper: the built-in digits; a short run needs no checkpoint
+    # not from the paper; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
@@ -69,7 +69,7 @@ SETTINGS = {  # by --dataset
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
     counts: torch.Tensor      # (C,) its number of images of each class
-    loss: torch.Tensor        # mean over the client's batches, for the log
+    loss: torch.Tensor        # mean over the client's batches; not sent, only logged
 
 
 def main(args):
@@ -85,7 +85,7 @@ def main(args):
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
         down = len(chosen) * has_prototype.sum() * D                  # sent in step 1, so before step 4
-        # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], but in parallel
+        # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], on a CPU several at a time
         uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)

@@ -2,9 +2,10 @@
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Prototypes averaged from biased clients are biased. FedSA replaces them with semantic anchors: one random vector per
-class that the clients move only slightly. The anchors guide the clients' features and their classifiers.
+class, which the server moves only slightly toward the clients' class means. The anchors guide the clients' features
+and their classifiers.
 
-One round (C_i classes at client i, D features):
+One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
   2. Each participant trains on cross-entropy
      + λ1 · the distance of its features to their class's anchor (L_R, Eq. 5)
@@ -12,12 +13,13 @@ One round (C_i classes at client i, D features):
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
-Every client then classifies its held-out 25 % by nearest anchor and by its classifier; the paper leaves this open.
+Every client then classifies its held-out 25 % by nearest anchor and by its classifier. The paper does not say which.
 
-On glyphs (the built-in digits): eight small CNNs, so λ2 = 1; 30 % of the images, 10 rounds, E = 3, momentum 0.9.
+On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
-  Eqs. 5, 7  average over samples, not class means. The paper sums Eq. 5 over classes, so there λ1 = 0.1 pulls harder.
-  Partition  a client with its equal share of the images gets no more.
+  Embedding  of the anchors is frozen; the paper calls it trainable but gives no loss for it.
+  Eqs. 5, 7  compare samples with anchors, not class means. We average; the paper's Eq. 5 is a sum, so it pulls harder.
+  Partition  a client that already holds 1/K of all images gets no more.
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
@@ -41,7 +43,7 @@ from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate
 # --- settings ---------------------------------------------------------------------------------------
 
 BASE = dict(                # the paper's "Implementation details", unless a comment says otherwise
-    clients=20,             # K; the paper writes m. Cross-silo; its main setting is cross-device, with 100
+    clients=20,             # K, the paper's m; cross-silo. Cross-device, the paper's main setting: 100
     participation=1.0,      # ρ, cross-silo; cross-device: 0.1
     partition="dirichlet",  # "Statistical heterogeneity"
     beta=0.1,               # β
@@ -53,17 +55,17 @@ BASE = dict(                # the paper's "Implementation details", unless a com
     batches="full",         # from the authors' code (github.com/lokinko/FedSA): drop the last incomplete batch
     lr=0.01,                # η; the paper writes λ
     momentum=0.0,           # the paper names no optimiser: plain SGD
-    weight_decay=0.0,
+    weight_decay=0.0,       # not in the paper
     lam_r=0.1,              # λ1, Eq. 9
     lam_mcl=None,           # λ2, Eq. 9; main sets it: 0.01 for one architecture, 1 for several
     lam_cc=1.0,             # λ3, Eq. 9
     alpha=0.9999,           # α, Eq. 10
-    distance="euclidean",   # d, text below Eq. 5
-    projection="mlp",       # frozen, as in the authors' code; the paper calls the layer trainable but gives no loss
+    distance="euclidean",   # d in Eq. 5, text below it; Eqs. 6 and 7 are always Euclidean
+    projection="mlp",       # the embedding layer; not in the paper: from the authors' code
 )
 SETTINGS = {  # by --dataset
     "default": BASE,
-    # not from the paper: the built-in digits; a short run needs no checkpoint
+    # not from the paper; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
@@ -74,7 +76,7 @@ SETTINGS = {  # by --dataset
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
     counts: torch.Tensor      # (C,) its number of images of each class
-    loss: torch.Tensor        # mean over the client's batches, for the log
+    loss: torch.Tensor        # mean over the client's batches; not sent, only logged
 
 
 def main(args):
@@ -92,7 +94,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        # [client_update(client, anchors, t, args) for client in chosen], but in parallel
+        # [client_update(client, anchors, t, args) for client in chosen], on a CPU several at a time
         uploads = for_each_client(client_update, chosen, anchors, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
@@ -171,7 +173,7 @@ def average_margin(points):
     N = len(points)
     if N == 1:
         return points.new_zeros(())
-    return distances(points, points).sum() / (N - 1) ** 2
+    return distances(points, points).sum() / (N - 1) ** 2             # d(a, a) is 0
 
 
 def margin_contrastive(z, y, anchors, margin):

@@ -5,19 +5,20 @@ FedProto averages the clients' prototypes. The paper observes that the averages 
 of the best-separated client. FedTGP's server trains its prototypes instead: each client prototype should be nearer to
 the global prototype of its class than to any other, by a margin δ.
 
-One round (C_i classes at client i, D features):
+One round (C classes, C_i of them at client i; D features):
   1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 11).
   3. It sends its class means (Eq. 2), but no class counts.                            C_i · D floats
   4. The server sets δ to the largest distance between two class centres Q (plain means), at most τ (Eq. 9). For S
-     epochs it trains one vector per class and a network F from vectors to prototypes (Eq. 10).
+     epochs it trains one vector per class, and a network that maps vectors to prototypes (Eq. 10).
 Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
 
-On glyphs (the built-in digits): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
+On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
   Eq. 11     compares samples, not class means. So it penalises scatter within a class, and frequent classes weigh more.
-  Partition  a client with its equal share of the images gets no more.
-  Accuracy   pools all test images; the paper averages "the results on clients' test sets" and reports the best round.
+  Eq. 10     averages over a batch of client prototypes; the paper sums over all of them.
+  Partition  a client that already holds 1/K of all images gets no more.
+  Accuracy   pools all test images; the paper averages "the results on clients' test sets".
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
@@ -53,9 +54,9 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     batches="full",         # from the authors' HtFLlib (github.com/TsingZ0/HtFLlib): drop the last incomplete batch
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
-    weight_decay=0.0,
+    weight_decay=0.0,       # not in the paper
     lam=0.1,                # λ, Eq. 11
-    distance="euclidean",   # φ, text below Eq. 4
+    distance="euclidean",   # φ in Eq. 11, text below Eq. 4; Eqs. 9 and 10 are always Euclidean
     margin_rule="pairwise",  # δ, Eq. 9
     tau=100.0,              # τ, Eq. 9
     server_epochs=100,      # S
@@ -63,7 +64,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
 SETTINGS = {  # by --dataset
     "default": BASE,
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # not from the paper: the built-in digits; a short run needs no checkpoint
+    # not from the paper; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
@@ -74,7 +75,7 @@ SETTINGS = {  # by --dataset
 class Upload(NamedTuple):
     prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
     owned: torch.Tensor       # (C,) bool: the classes it has
-    loss: torch.Tensor        # mean over the client's batches, for the log
+    loss: torch.Tensor        # mean over the client's batches; not sent, only logged
 
 
 def main(args):
@@ -91,7 +92,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        # [client_update(client, prototypes, t, args) for client in chosen], but in parallel
+        # [client_update(client, prototypes, t, args) for client in chosen], on a CPU several at a time
         uploads = for_each_client(client_update, chosen, prototypes, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
@@ -157,7 +158,7 @@ class PrototypeNet(nn.Module):
     """Calling it gives all global prototypes P̂^c, (C, D). Each class has a trainable vector Ṕ^c. One shared network,
     the paper's F, maps the vectors to prototypes: Linear, ReLU, Linear.
 
-    Ours: hidden width D, vectors from N(0, I)."""
+    As in the authors' code, the hidden width is D and the vectors start from N(0, I)."""
 
     def __init__(self, C, D, no_mlp):
         super().__init__()
@@ -218,8 +219,8 @@ def largest_nearest_distance(centres, tau):
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     """Train the global prototypes on the clients' prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches
-    -> P̂ (C, D), and the mean loss over the last epoch's batches. The paper names no
-    optimiser; ours is plain SGD with the clients' learning rate and batch size.
+    -> P̂ (C, D), and the mean loss over the last epoch's batches. The paper names no optimiser. As in the authors'
+    code, it is plain SGD with the clients' learning rate and batch size.
 
     local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar."""
     p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
@@ -246,7 +247,7 @@ def margin_contrastive(p, labels, prototypes, margin):
     p (B, D) clients' prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(p, prototypes)                                    # (B, C)
     own_class = F.one_hot(labels, len(prototypes))
-    logits = -(phi + margin * own_class)
+    logits = -(phi + margin * own_class)                              # δ only for the own class
     return F.cross_entropy(logits, labels)
 
 

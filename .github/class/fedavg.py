@@ -9,7 +9,7 @@ One round (|w| floats in the model):
   4. The server averages the models, weighted by their numbers of images.
 The global model is then tested on the server's test images.
 
-On glyphs (the built-in digits): 4 clients, one per domain, 20 images of each class; 10 rounds.
+On glyphs (digits that the program draws): 4 clients, one per domain, 20 images of each class; 10 rounds.
 
     python .github/class/fedavg.py                 built-in glyphs in four domains, under a minute
     cp .github/class/fedavg.py mine.py             a method of your own: rename "fedavg" in the last line
@@ -48,7 +48,7 @@ SETTINGS = {  # by --dataset
 
 class Upload(NamedTuple):
     model: dict         # the trained model's state_dict
-    loss: torch.Tensor  # mean over the client's batches, for the log
+    loss: torch.Tensor  # mean over the client's batches; not sent, only logged
 
 
 def main(args):
@@ -66,7 +66,7 @@ def main(args):
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
-        # [client_update(client, t, args) for client in chosen], but in parallel
+        # [client_update(client, t, args) for client in chosen], on a CPU several at a time
         uploads = for_each_client(client_update, chosen, t, args)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
