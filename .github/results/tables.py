@@ -112,7 +112,7 @@ PERSONAL = {
     "fedtgp": "`fedtgp.py`",
     "fedsa": "`fedsa.py`",
     "fedsa-linear": "`fedsa.py --projection linear`",
-    "fedsa-authors-settings": "`fedsa.py --distance mse --lam-r 10`: its authors' released settings",
+    "fedsa-authors-settings": "`fedsa.py --distance mse --lam-r 10`: distance and λ1 of its authors' code",
 }
 
 
@@ -149,8 +149,8 @@ def early_and_late():
                 ("fedproto", mean_of("prototype", 801, 1000))]:
             cells.append(verdict(runs[name], runs[base], function) if name != base else "")
         rows.append(cells)
-    show("early-and-late", ["command", "prototype, round 100", "the same, against local training only",
-                            "the same, against FedProto", "classifier, round 1000, against FedProto",
+    show("early-and-late", ["command", "prototype, round 100", "round 100, against local training only",
+                            "round 100, against FedProto", "classifier, round 1000, against FedProto",
                             "prototype, rounds 801 to 1000, against FedProto"], rows)
 
 
@@ -166,7 +166,7 @@ def initial_weights():
         rounds = runs[name][0]
         prototype = [number(rounds[t]["prototype"]) for t in (20, 60, 100)]
         rows.append([title + MARKS[file, name], number(rounds[100]["classifier"]), *prototype])
-    show("initial-weights", ["`fedproto.py`, seed 0, first of 1000 rounds", "classifier, round 100",
+    show("initial-weights", ["`fedproto.py`, seed 0, first 100 of 1000 rounds", "classifier, round 100",
                              "prototype, round 20", "round 60", "round 100"], rows)
 
 
@@ -288,7 +288,7 @@ LINEAR = "FedSA also `--projection linear`"
 STOPPED = [
     ("four networks, 100 clients", f"`{FOUR}`", "cifar10-cross-device", None,
      ["fedproto-off-four", "fedproto-four", "fedtgp-four", "fedsa-four"]),
-    ("four networks, 100 clients, FedTGP's released settings; mean of rounds 80, 100 and 120", f"`{FOUR} {RELEASED}",
+    ("four networks, 100 clients, settings of FedTGP's code; mean of rounds 80, 100 and 120", f"`{FOUR} {RELEASED}",
      "cifar10-cross-device", 80, [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
     ("four networks, 20 clients", "`--dataset cifar10 --model htfe4`", "cifar10-architectures", None,
      [None, "fedproto", None, "fedsa"]),
@@ -300,7 +300,7 @@ FINISHED = [
      ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
     ("digits: a client each for MNIST, MNIST-M and USPS", f"{DIGITS}, {LINEAR}", "digits", None,
      ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
-    ("digits, FedSA's released settings", f"{DIGITS}, FedSA also `--distance mse --lam-r 10`", "digits", None,
+    ("digits, FedSA with distance and λ1 of its code", f"{DIGITS}, FedSA also `--distance mse --lam-r 10`", "digits", None,
      [None, "fedproto", None, "fedsa-authors-settings"]),
     ("glyphs", "none", "class", None, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
     ("glyphs, a style each", f"`--partition domain --clients 8 --images-per-class 20 --subset 1`, {LINEAR}",
@@ -362,7 +362,7 @@ def draw():
                 ("fedproto", "FedProto", "C0"),
                 ("fedtgp", "FedTGP", "C2"),
                 ("fedsa", "FedSA", "C3"),
-                ("fedsa-authors-settings", "FedSA, released settings", "C1")]:
+                ("fedsa-authors-settings", "FedSA, distance and λ1\nof its authors' code", "C1")]:
             tested = sorted(runs[name][0])
             means = [np.mean([rounds[t][column] for rounds in runs[name].values()]) for t in tested]
             axis.plot(tested, means, color=colour, label=label)
@@ -388,7 +388,7 @@ def main():
     sphere()
     fedplcc = office_fedplcc()
     fedfm()
-    settings("stopped", "last of 1000 rounds", STOPPED)
+    settings("stopped", "last common of 1000 rounds", STOPPED)
     settings("own", "rounds, all finished", FINISHED)
     readme_demo()
     readme_global(fedlsa, fedplcc)
