@@ -362,7 +362,7 @@ def draw():
                 ("fedproto", "FedProto", "C0"),
                 ("fedtgp", "FedTGP", "C2"),
                 ("fedsa", "FedSA", "C3"),
-                ("fedsa-authors-settings", "FedSA, distance and λ1\nof its authors' code", "C1")]:
+                ("fedsa-authors-settings", "FedSA, its code's distance and λ1", "C1")]:
             tested = sorted(runs[name][0])
             means = [np.mean([rounds[t][column] for rounds in runs[name].values()]) for t in tested]
             axis.plot(tested, means, color=colour, label=label)
@@ -373,7 +373,7 @@ def draw():
         axis.set(title=f"{column} accuracy", xlabel="round", xlim=(0, 1000), ylim=(60, 90))
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("accuracy (%)")
-    axes[0].legend(frameon=False, loc="lower right")
+    axes[0].legend(frameon=False, loc="lower right", fontsize="small")
     figure.savefig(PICTURES / "cifar10.png", dpi=100)
     plt.close(figure)
 
