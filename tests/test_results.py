@@ -4,11 +4,12 @@ import csv
 import re
 import runpy
 import shlex
+import sys
 
 import pytest
 from matplotlib.figure import Figure
 
-from conftest import ROOT, arguments
+from conftest import ROOT, SMALL, arguments
 
 RESULTS = ROOT / ".github" / "results"
 TABLES = str(RESULTS / "tables.py")
@@ -149,3 +150,14 @@ def test_todays_scripts_repeat_the_runs():
             assert row["code"] == "commit", row["command"]
         else:
             assert row["code"] != "commit", row["command"]
+
+
+def test_batchnorm_of_a_checkpoint(run, monkeypatch, capsys):
+    """With averaged statistics batchnorm.py repeats the log's last accuracy; statistics of its own move the features."""
+    trained = run("fedfm", SMALL["fedfm"], "--checkpoint-every 1")
+    monkeypatch.setattr(sys, "argv", ["batchnorm.py", str(trained.folder)])
+    monkeypatch.chdir(ROOT)
+    runpy.run_path(str(RESULTS / "batchnorm.py"))
+    averaged, own = re.findall(r"test ([\d.]+)  length ([\d.]+)", capsys.readouterr().out)
+    assert float(averaged[0]) == pytest.approx(trained.rows[-1]["acc_test"], abs=0.005)
+    assert own[1] != averaged[1]
