@@ -329,7 +329,8 @@ def make_clients(data, args):
 def make_federation(data, net, args, validation=0.0):
     """K clients that share one global model -> [Client], copies of `net` for a round's participants [Net], and the
     server's test images {domain: Images}. The training images are divided; a client holds back a share `validation`
-    of its own."""
+    of its own.
+    The next round overwrites the copies, and with them an upload's state_dict: clone what must last."""
     if args.model in GROUPS:
         fail(f"--model {args.model}: one global model cannot be a group of architectures")
     training = torch.nonzero(~data.test).flatten()

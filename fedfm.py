@@ -14,9 +14,9 @@ One round (m participants, C_k classes at client k, D features, the paper's d, |
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
 (Section VII-A). Rounds 1 to T_s are FedAvg, without steps 2 and 3.
 FedFM-Lite (Section VI) drops step 2: the class means of the trained models go up in step 5, and their average comes
-down as the next round's anchors. Models travel only every a rounds, and in the last.
+down as the next round's anchors. Models travel only in every a-th round and in the last.
 
-On glyphs: 4 clients, one per domain, 20 images per class, ResNet10, 10 rounds, 5 epochs, batches of 32, T_s = 0.
+On glyphs: 4 clients, one per domain, 20 images per class (4 for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
 What we changed
   Anchors    are scaled to length 1 for matching, as in the authors' code; the paper scales only features.
 What the paper leaves open
@@ -53,7 +53,7 @@ BASE = dict(                # the paper's Section VII-A, unless a comment says o
     model="resnet18",
     feature_dim=512,        # D; d in Section IV-D.1
     rounds=100,             # T
-    local_epochs=10,        # E; τ counts their steps
+    local_epochs=10,        # E; the paper's τ counts their steps
     batch_size=64,
     batches="full",         # drop an epoch's last incomplete batch; not in the paper: from the authors' code
     lr=0.01,                # η
@@ -114,8 +114,7 @@ def main(args):
     if args.lite:                                                     # participants keep their models for a rounds
         modules += client_nets
     run = Run(args, modules=modules)                                  # modules: the models to checkpoint
-    state = run.resume(no_anchors(C, D, args.device))                 # with --resume: from the checkpoint
-    anchors = Anchors(*state)
+    anchors = Anchors(*run.resume(no_anchors(C, D, args.device)))     # with --resume: from the checkpoint
 
     for t in run.rounds():
         # Participants are drawn once for a block of a rounds: they get the model in its first round and send it in its
@@ -213,7 +212,7 @@ def client_update(client, anchors, t, args):
 def local_loss(net, x, y, anchors, args):
     """F_k + λ Q_k of Eq. 2 on a batch. x (B, 3, height, width) in [0, 255], y (B,), anchors: Anchors or None
     -> scalar."""
-    z = net.features(x)
+    z = net.features(x)                                               # f_mid(w, x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)
     if anchors is None:
         return cross_entropy
@@ -225,7 +224,7 @@ def local_loss(net, x, y, anchors, args):
 
 
 def contrastive_guiding(z, y, anchors, temperature):
-    """Contrastive guiding, Section IV-C: −log( exp(cos(z_b, a_{y_b}) / α) / Σ_c exp(cos(z_b, a_c) / α) ), mean over the
+    """Contrastive guiding, Section IV-C: −log( exp(cos(z_b, a_{y_b}) / α) / Σ_i exp(cos(z_b, a_i) / α) ), mean over the
     samples whose class has an anchor. Features are scaled to length 1 as in Section VII-A, anchors as in the authors'
     code; a class without an anchor is left out of the sum.
 
@@ -292,6 +291,8 @@ def check(args):
     """Reject or report incompatible flags."""
     if args.model_every > 1 and not args.lite:
         fail(f"--model-every {args.model_every}: must be 1 without --lite")
+    if args.prox > 0 and args.model_every > 1:
+        fail("--prox: needs --model-every 1, because the term pulls toward the model that the server sent")
     if args.lam > 0 and not is_matching(args.rounds, args):
         print(f"matching begins after round {args.rounds}, so every round is FedAvg; try a smaller --warmup")
 
@@ -299,7 +300,7 @@ def check(args):
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 2, weight of the matching; 0: FedAvg")
     group.add_argument("--match", choices=["cg", "l2"],
-                       help="cg: contrastive guiding; l2: squared distance, Eq. 3")
+                       help="cg: contrastive guiding; l2: squared distance, Eq. 3 (needs another λ, such as 0.0977)")
     group.add_argument("--temperature", type=positive, help="α of contrastive guiding")
     group.add_argument("--warmup", type=at_least(0), help="T_s, rounds of FedAvg before matching begins")
     group.add_argument("--aggregate", choices=["weighted", "uniform"],

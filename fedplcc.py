@@ -3,8 +3,8 @@
 
 A class has several prototypes, because it looks different in each domain. As in the earlier FedPLVM, clients cluster
 their features of each class, and the server clusters the clusters' means. Both use FINCH, which links each vector to
-its nearest neighbour; vectors connected by links form a cluster. FedPLCC weights a prototype by the share of its class's
-images that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature toward only a share φ of its
+its nearest neighbour; connected vectors form a cluster. FedPLCC weights a prototype by the share of its class's images
+that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature toward only a share φ of its
 class's prototypes, those with the largest similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):

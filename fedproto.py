@@ -1,29 +1,29 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
-Equations, settings and "the paper" below: FedTGP (AAAI 2024), which restates FedProto.
+Equations, settings and tables below are those of FedTGP (AAAI 2024), which restates FedProto.
 
-Every client keeps its own model, of any architecture. Clients share one vector per class, the prototype: the mean
-feature vector of their images of that class. The server averages the clients' prototypes, and each client pulls its
-features toward the average for their class.
+Every client keeps its own model, of any architecture with D features. Clients share one vector per class, the
+prototype: the mean feature vector of their images of that class. The server averages the clients' prototypes, and each
+client pulls its features toward the average for their class.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
   2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3). A class that nobody sent keeps its prototype.
-Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
+Every client then classifies its held-out 25 % by nearest prototype (as in FedTGP) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
-  Eq. 4      compares samples, not class means. So it penalises scatter within a class, and frequent classes weigh more.
+  Eq. 4      Ours compares samples, not class means: scatter within a class is penalised, frequent classes weigh more.
   Partition  a client that already holds 1/K of all images gets no more.
-  Accuracy   pools all test images; the paper averages "the results on clients' test sets".
+  Accuracy   pools all test images; FedTGP averages "the results on clients' test sets".
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.
 Equations, deviations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, under a minute
-    python fedproto.py --dataset cifar10 --model htfe8                       Table 1, practical setting
+    python fedproto.py --dataset cifar10 --model htfe8                       FedTGP's Table 1, practical setting
     python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA's Table 1, cross-device
     python fedproto.py --lam 0                                               local training; prototypes only for testing
 """
@@ -38,27 +38,27 @@ from common import (Run, class_means, draw_pictures, evaluate_personal, for_each
 
 # --- settings ---------------------------------------------------------------------------------------
 
-BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
-    clients=20,             # K; the paper writes M
+BASE = dict(                # FedTGP's "Implementation Details", unless a comment says otherwise
+    clients=20,             # K; FedTGP writes M
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
     beta=0.1,               # β
-    model="cnn4",           # FedSA's Table 1; this paper's main tables: htfe8
-    feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
+    model="cnn4",           # FedSA's Table 1; FedTGP's main tables: htfe8
+    feature_dim=512,        # D; FedTGP writes K, under "Model heterogeneity"
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
-    batches="full",         # from the authors' HtFLlib (github.com/TsingZ0/HtFLlib): drop the last incomplete batch
+    batches="full",         # from HtFLlib, by FedTGP's first author (github.com/TsingZ0/HtFLlib): drop the last
     lr=0.01,                # η
-    momentum=0.0,           # the paper names no optimiser: plain SGD
-    weight_decay=0.0,       # not in the paper
+    momentum=0.0,           # FedTGP names no optimiser: plain SGD
+    weight_decay=0.0,       # not in FedTGP
     lam=0.1,                # λ, Eq. 4
     distance="euclidean",   # φ, text below Eq. 4
 )
 SETTINGS = {  # by --dataset
     "default": BASE,
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # not from the paper; a short run needs no checkpoint
+    # not from a paper; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
@@ -84,8 +84,8 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        down = len(chosen) * has_prototype.sum() * D                  # sent in step 1, so before step 4
-        # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], on a CPU several at a time
+        down = len(chosen) * has_prototype.sum() * D                  # step 1: the prototypes before this round's update
+        # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], on a CPU in threads
         uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
@@ -134,10 +134,10 @@ def local_loss(net, x, y, prototypes, has_prototype, args):
 
 
 def prototype_distance(z, y, prototypes, has_prototype, kind):
-    """Second term of Eq. 4: the distance φ between a sample's features and the prototype of its class, averaged over
-    the samples whose class has one. The paper applies φ to class means.
+    """Second term of Eq. 4, without λ: the distance φ between a sample's features and the prototype of its class,
+    averaged over the samples whose class has one. FedTGP applies φ to class means.
 
-    kind "euclidean"  the length of the difference, as in the paper
+    kind "euclidean"  the length of the difference, as in FedTGP
          "mse"        its square divided by D
 
     z (B, D), y (B,), prototypes (C, D), has_prototype (C,) bool -> scalar; 0 if no sample's class has a prototype."""
@@ -165,7 +165,7 @@ def weighted_mean(local_prototypes, counts):
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: clients train alone")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 4. euclidean: the paper's; mse: mean squared error, as in HtFLlib with --lam 10")
+                       help="φ in Eq. 4. euclidean: FedTGP's; mse: mean squared error, as in HtFLlib with --lam 10")
 
 
 if __name__ == "__main__":

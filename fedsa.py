@@ -18,7 +18,7 @@ Every client then classifies its held-out 25 % by nearest anchor and by its clas
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
   Embedding  of the anchors is frozen; the paper calls it trainable but gives no loss for it.
-  Eqs. 5, 7  compare samples with anchors, not class means. We average; the paper's Eq. 5 is a sum, so it pulls harder.
+  Eqs. 5, 7  Ours compare samples, not class means, with anchors. We average; the paper sums Eq. 5, which pulls harder.
   Partition  a client that already holds 1/K of all images gets no more.
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.

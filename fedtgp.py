@@ -15,8 +15,8 @@ Every client then classifies its held-out 25 % by nearest prototype (the paper's
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
-  Eq. 11     compares samples, not class means. So it penalises scatter within a class, and frequent classes weigh more.
-  Eq. 10     averages over a batch of client prototypes; the paper sums over all of them.
+  Eq. 11     Ours compares samples, not class means: scatter within a class is penalised, frequent classes weigh more.
+  Eq. 10     Ours averages over a batch of client prototypes; the paper sums over all of them.
   Partition  a client that already holds 1/K of all images gets no more.
   Accuracy   pools all test images; the paper averages "the results on clients' test sets".
 What the paper leaves open
@@ -139,8 +139,8 @@ def local_loss(net, x, y, prototypes, args):
 
 
 def prototype_distance(z, y, prototypes, kind):
-    """Second term of Eq. 11: the distance φ between a sample's features and the prototype of its class, averaged over
-    the batch. The paper applies φ to class means.
+    """Second term of Eq. 11, without λ: the distance φ between a sample's features and the prototype of its class,
+    averaged over the batch. The paper applies φ to class means.
 
     kind "euclidean"  the length of the difference, as in the paper
          "mse"        its square divided by D
