@@ -138,7 +138,7 @@ def main(args):
             down += len(chosen) * anchors.has_anchor.sum() * D
 
         given = anchors if matching else None
-        # [client_update(client, given, t, args) for client in chosen], on a CPU several at a time
+        # [client_update(client, given, t, args) for client in chosen], on CPU threads
         uploads = for_each_client(client_update, chosen, given, t, args)
         if t % args.model_every == 0 or t == args.rounds:
             models = [upload.model for upload in uploads]

@@ -116,7 +116,7 @@ def main(args):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
         given = None if fedavg else prototypes
-        # [client_update(client, given, t, args) for client in chosen], on a CPU several at a time
+        # [client_update(client, given, t, args) for client in chosen], on CPU threads
         uploads = for_each_client(client_update, chosen, given, t, args)
 
         models = [upload.model for upload in uploads]

@@ -85,7 +85,7 @@ def main(args):
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
         down = len(chosen) * has_prototype.sum() * D                  # step 1: the prototypes before this round's update
-        # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], on a CPU in threads
+        # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], on CPU threads
         uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)

@@ -94,7 +94,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        # [client_update(client, anchors, t, args) for client in chosen], on a CPU several at a time
+        # [client_update(client, anchors, t, args) for client in chosen], on CPU threads
         uploads = for_each_client(client_update, chosen, anchors, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)

@@ -92,7 +92,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        # [client_update(client, prototypes, t, args) for client in chosen], on a CPU several at a time
+        # [client_update(client, prototypes, t, args) for client in chosen], on CPU threads
         uploads = for_each_client(client_update, chosen, prototypes, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
