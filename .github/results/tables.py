@@ -228,8 +228,8 @@ def office_fedlsa():
         ("fedlsa", "fedavg", "fedlsa", "`fedlsa.py`"),
         ("fedlsa-no-sep", "fedavg", "no L_SEP", "`fedlsa.py --alpha 0`: without L_SEP"),
         ("fedlsa-l2", "fedavg", "no L_COM", "`fedlsa.py --compactness l2`: distance instead of L_COM"),
-        ("fedavg-10-percent", "fedavg", None, "`fedlsa.py --lam 0 --no-sphere --domain-fraction 0.1`: FedAvg"),
-        ("fedavg-30-percent", "fedavg", None, "`fedlsa.py --lam 0 --no-sphere --domain-fraction 0.3`: FedAvg"),
+        ("fedavg-10-percent", "fedavg", None, "`fedlsa.py --lam 0 --no-sphere --domain-fraction 0.1`: FedAvg, 10 % of each domain"),
+        ("fedavg-30-percent", "fedavg", None, "`fedlsa.py --lam 0 --no-sphere --domain-fraction 0.3`: FedAvg, 30 % of each domain"),
     ], FEDLSA)
 
 
@@ -246,15 +246,17 @@ def sphere():
 
 
 def office_fedplcc():
+    alone = "`fedplcc.py --local-epochs 1 --lam-contra 0`"
     one = "`fedplcc.py --weighted-means --local-epochs 1"
     summed = "--local-epochs 1 --batches full --lr 0.32 --weight-decay 3.125e-07 --lam-contra"
     return office("office-fedplcc", read("office-fedplcc"), [
         ("fedavg", None, "fedavg", "`fedplcc.py --lam-contra 0`: FedAvg, ten local epochs"),
         ("fedplcc", "fedavg", "fedplcc", "`fedplcc.py --weighted-means`"),
-        ("fedavg-1-epoch", None, "fedavg", "`fedplcc.py --local-epochs 1 --lam-contra 0`: FedAvg, one local epoch"),
-        ("fedplcc-letter-1-epoch", "fedavg-1-epoch", "fedplcc", "`fedplcc.py --local-epochs 1`"),
+        ("fedavg-1-epoch-again", None, "fedavg", f"{alone}: FedAvg, one local epoch"),
+        ("fedplcc-letter-1-epoch", "fedavg-1-epoch-again", "fedplcc", "`fedplcc.py --local-epochs 1`"),
+        ("fedplcc-1-epoch-again", "fedavg-1-epoch-again", "fedplcc", f"{one}`"),
+        ("fedavg-1-epoch", None, "fedavg", f"{alone}: the same on another machine, as all rows below"),
         ("fedplcc-1-epoch", "fedavg-1-epoch", "fedplcc", f"{one}`"),
-        ("fedplcc-1-epoch-again", "fedavg-1-epoch", None, f"{one}`, run again on another machine"),
         ("fedplcc-1-epoch-phi-1", "fedavg-1-epoch", None, f"{one} --phi 1`: toward all prototypes of the class"),
         ("fedplcc-1-epoch-tau-0.055", "fedavg-1-epoch", None, f"{one} --tau 0.055`"),
         ("fedplcc-1-epoch-tau-0.55", "fedavg-1-epoch", None, f"{one} --tau 0.55`"),
