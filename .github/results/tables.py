@@ -281,6 +281,22 @@ def fedfm():
         show(table, head, rows)
 
 
+def batchnorm():
+    """FedFM's global model with averaged BatchNorm statistics / with statistics of its own; seed 0."""
+    runs = read("cifar10-batchnorm")
+    rows = []
+    for images, flags in ("fifth", "--subset 0.2 --warmup 5"), ("all", "--warmup 1"):
+        names = [f"{images}-lam-{lam}" for lam in (0, 5, 50)]
+        for t, row in runs[names[-1]][0].items():
+            cells = [f"`{flags}`", str(t)]
+            for name in names:
+                one = runs.get(name, {0: {}})[0].get(t)
+                cells.append(f"{number(one['test'])} / {number(one['own'])}" if one else "")
+            rows.append([*cells, f"{number(row['length'])} / {number(row['own_length'])}"])
+    show("batchnorm", ["`fedfm.py --dataset cifar10`, stopped early", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`",
+                       "length of its features"], rows)
+
+
 FOUR = "--dataset cifar10 --model htfe4 --clients 100 --participation 0.1"
 RELEASED = "--distance mse --lam 10`, FedTGP also `--margin-rule nearest`"
 DIGITS = ("`--dataset digits --domain-clients mnist:1,mnistm:1,usps:1 --partition domain --domain-fraction 0.1 "
@@ -381,19 +397,12 @@ def draw():
 
 
 def main():
-    cross_device()
-    early_and_late()
-    initial_weights()
-    plain_mean()
-    fedtgp_server()
-    fedlsa = office_fedlsa()
-    sphere()
-    fedplcc = office_fedplcc()
-    fedfm()
+    for table in cross_device, early_and_late, initial_weights, plain_mean, fedtgp_server, sphere, fedfm, batchnorm:
+        table()
     settings("stopped", "last common of 1000 rounds", STOPPED)
     settings("own", "rounds, all finished", FINISHED)
     readme_demo()
-    readme_global(fedlsa, fedplcc)
+    readme_global(office_fedlsa(), office_fedplcc())
     draw()
 
 
