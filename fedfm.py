@@ -21,8 +21,8 @@ What we changed
   Anchors    are scaled to length 1 for matching, as in the authors' code; the paper scales only features.
 What the paper leaves open
   λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better.
-  BatchNorm  Its statistics are averaged with the model, as in the authors' code. After the first round with λ = 50 they do
-             not fit, and accuracy drops to chance for a while; see the results.
+  BatchNorm  Its statistics are averaged with the model, as in the authors' code. When matching begins with λ = 50 they
+             do not fit, and accuracy drops to chance; see the results.
   Inputs     are normalised on CIFAR-10 and CIFAR-100, and augmented on CIFAR-100, as in the authors' code.
 Equations, deviations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 

@@ -222,14 +222,15 @@ def office(name, runs, rows_wanted, paper):
 
 
 def office_fedlsa():
+    alone = "`fedlsa.py --lam 0 --no-sphere"
     return office("office-fedlsa", read("office-fedlsa"), [
-        ("fedavg", None, "fedavg", "`fedlsa.py --lam 0 --no-sphere`: FedAvg"),
+        ("fedavg", None, "fedavg", f"{alone}`: FedAvg"),
         ("fedavg-length-1", "fedavg", None, "`fedlsa.py --lam 0`: FedAvg on the sphere"),
         ("fedlsa", "fedavg", "fedlsa", "`fedlsa.py`"),
         ("fedlsa-no-sep", "fedavg", "no L_SEP", "`fedlsa.py --alpha 0`: without L_SEP"),
         ("fedlsa-l2", "fedavg", "no L_COM", "`fedlsa.py --compactness l2`: distance instead of L_COM"),
-        ("fedavg-10-percent", "fedavg", None, "`fedlsa.py --lam 0 --no-sphere --domain-fraction 0.1`: FedAvg, 10 % of each domain"),
-        ("fedavg-30-percent", "fedavg", None, "`fedlsa.py --lam 0 --no-sphere --domain-fraction 0.3`: FedAvg, 30 % of each domain"),
+        ("fedavg-10-percent", "fedavg", None, f"{alone} --domain-fraction 0.1`: FedAvg, 10 % of a domain"),
+        ("fedavg-30-percent", "fedavg", None, f"{alone} --domain-fraction 0.3`: FedAvg, 30 % of a domain"),
     ], FEDLSA)
 
 
@@ -255,7 +256,7 @@ def office_fedplcc():
         ("fedavg-1-epoch-again", None, "fedavg", f"{alone}: FedAvg, one local epoch"),
         ("fedplcc-letter-1-epoch", "fedavg-1-epoch-again", "fedplcc", "`fedplcc.py --local-epochs 1`"),
         ("fedplcc-1-epoch-again", "fedavg-1-epoch-again", "fedplcc", f"{one}`"),
-        ("fedavg-1-epoch", None, "fedavg", f"{alone}: the same on another machine, as all rows below"),
+        ("fedavg-1-epoch", None, "fedavg", f"{alone}: the same; from here on, other machines"),
         ("fedplcc-1-epoch", "fedavg-1-epoch", "fedplcc", f"{one}`"),
         ("fedplcc-1-epoch-phi-1", "fedavg-1-epoch", None, f"{one} --phi 1`: toward all prototypes of the class"),
         ("fedplcc-1-epoch-tau-0.055", "fedavg-1-epoch", None, f"{one} --tau 0.055`"),
@@ -287,14 +288,14 @@ def batchnorm():
     rows = []
     for images, flags in ("fifth", "--subset 0.2 --warmup 5"), ("all", "--warmup 1"):
         names = [f"{images}-lam-{lam}" for lam in (0, 5, 50)]
-        for t, row in runs[names[-1]][0].items():
+        for t in runs[names[-1]][0]:
             cells = [f"`{flags}`", str(t)]
             for name in names:
                 one = runs.get(name, {0: {}})[0].get(t)
                 cells.append(f"{number(one['test'])} / {number(one['own'])}" if one else "")
-            rows.append([*cells, f"{number(row['length'])} / {number(row['own_length'])}"])
-    show("batchnorm", ["`fedfm.py --dataset cifar10`, stopped early", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`",
-                       "length of its features"], rows)
+            rows.append(cells)
+    head = ["`fedfm.py --dataset cifar10`, stopped early", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`"]
+    show("batchnorm", head, rows)
 
 
 FOUR = "--dataset cifar10 --model htfe4 --clients 100 --participation 0.1"
