@@ -140,18 +140,13 @@ def early_and_late():
     """The same runs in round 100 and over the last 200 rounds."""
     runs = read("cifar10-cross-device")
     rows = []
-    for name, command in PERSONAL.items():
-        cells = [command, accuracy(runs[name], in_round("prototype", 100))]
-        for base, function in [
-                ("fedproto-off", in_round("prototype", 100)),
-                ("fedproto", in_round("prototype", 100)),
-                ("fedproto", in_round("classifier", 1000)),
-                ("fedproto", mean_of("prototype", 801, 1000))]:
-            cells.append(verdict(runs[name], runs[base], function) if name != base else "")
+    for name in "fedproto-off", "fedproto", "fedtgp", "fedsa", "fedsa-authors-settings":
+        cells = [PERSONAL[name], accuracy(runs[name], in_round("prototype", 100))]
+        for function in in_round("prototype", 100), in_round("classifier", 1000), mean_of("prototype", 801, 1000):
+            cells.append(verdict(runs[name], runs["fedproto"], function) if name != "fedproto" else "")
         rows.append(cells)
-    show("early-and-late", ["command", "prototype, round 100", "round 100, against local training only",
-                            "round 100, against FedProto", "classifier, round 1000, against FedProto",
-                            "prototype, rounds 801 to 1000, against FedProto"], rows)
+    show("early-and-late", ["command", "prototype, round 100", "against FedProto: prototype, round 100",
+                            "classifier, round 1000", "prototype, rounds 801 to 1000"], rows)
 
 
 def initial_weights():
