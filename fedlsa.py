@@ -19,8 +19,8 @@ What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1, as Eq. 6 requires; otherwise Eq. 4 has no lower bound.
 What the paper leaves open
-  Shares   How much of its domain a client has. Ours are in the settings; FedAvg's accuracy depends strongly on them.
-  Average  weighted by numbers of images, so on digits a client with SVHN weighs ten times as much as one with USPS.
+  Shares   How much of its domain a client has. Ours are FPL's and MarsFL's, see the settings. They change accuracy a lot.
+  Average  The weights. Ours are numbers of images, so on digits a client with SVHN counts ten times one with USPS.
 Equations, deviations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -47,7 +47,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     clients=None,           # one for each domain; the paper's ten are in SETTINGS below
     participation=1.0,      # Algorithm 1: all clients
     partition="domain",     # section "Datasets"
-    model="cnn4",           # ψ, the encoder
+    model="cnn4",           # ψ, the encoder; kinds of layers as in the paper, sizes ours
     feature_dim=128,        # D; the paper writes L and gives no value
     rounds=100,             # T
     local_epochs=5,         # E_c
@@ -66,7 +66,7 @@ SETTINGS = {  # by --dataset; image sizes: Table 1
     # domain fractions are not in the paper: digits, office from FPL's code, PACS from github.com/WenkeHuang/MarsFL
     "digits": dict(FIRST_VALUES, domain_fraction=0.01, image_size=32,
                    domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # section "Datasets"
-    # our choice: the ten clients take the domains in turn; on office amazon 3, caltech 3, dslr 2, webcam 2
+    # our choice, also on PACS: the ten clients take the domains in turn; on office amazon 3, caltech 3, dslr 2, webcam 2
     "office": dict(SECOND_VALUES, clients=10, domain_fraction=0.2, image_size=32),
     "pacs": dict(SECOND_VALUES, clients=10, domain_fraction=0.3, image_size=225),
     # not from the paper: other folders with domains, other data sets, glyphs; a short run needs no checkpoint
@@ -97,7 +97,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D); each round trains them first, so these are used only if a resumed run has no round left
+    # (C, D); each round trains them first, so only pictures of a resumed run without rounds use these
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -235,7 +235,7 @@ class SphereNet(Net):
 
 def build_sphere_net(data, args):
     """SphereNet (with --no-sphere: Net) with random initial weights, on the device, and the encoder's output size I.
-    Its extractor is the encoder (the paper's ψ) followed by the projector (φ).
+    Its extractor is the encoder (the paper's ψ) followed by the projector (its varphi; phi is the classifier).
 
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
@@ -269,7 +269,7 @@ def add_flags(group):
     group.add_argument("--tau", type=positive, help="τ in Eqs. 4 and 8, the temperature")
     group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")
     group.add_argument("--compactness", choices=["vmf", "l2"],
-                       help="L_COM. vmf: Eq. 8; l2: the distance to the anchor (Tables 4 and 5)")
+                       help="the client's second term. vmf: L_COM, Eq. 8; l2: the distance to the anchor (Tables 4, 5)")
     group.add_argument("--no-sphere", action="store_true",
                        help="do not scale features to length 1; only with --lam 0, which then is plain FedAvg")
 

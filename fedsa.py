@@ -2,8 +2,8 @@
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Prototypes averaged from biased clients are biased. FedSA replaces them with semantic anchors: one random vector per
-class, which the server moves only slightly toward the clients' class means. The anchors guide the clients' features
-and their classifiers.
+class, put through an embedding layer, which the server moves only slightly toward the clients' class means. The anchors
+guide the clients' features and their classifiers.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
@@ -18,7 +18,7 @@ Every client then classifies its held-out 25 % by nearest anchor and by its clas
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
 What we changed
   Embedding  of the anchors is frozen; the paper calls it trainable but gives no loss for it.
-  Eqs. 5, 7  Ours compare samples, not class means, with anchors. We average; the paper sums Eq. 5, which pulls harder.
+  Eqs. 5, 7  Ours compare samples, not class means, with anchors. Eq. 5 is a sum in the paper, which pulls harder.
   Partition  a client that already holds 1/K of all images gets no more.
 What the paper leaves open
   Initial weights  are the same for clients with the same extractor.
@@ -48,7 +48,7 @@ BASE = dict(                # the paper's "Implementation details", unless a com
     partition="dirichlet",  # "Statistical heterogeneity"
     beta=0.1,               # β
     model="cnn4",           # "Statistical heterogeneity"
-    feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
+    feature_dim=512,        # D; the paper also writes K, under "Model heterogeneity"
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
@@ -61,7 +61,7 @@ BASE = dict(                # the paper's "Implementation details", unless a com
     lam_cc=1.0,             # λ3, Eq. 9
     alpha=0.9999,           # α, Eq. 10
     distance="euclidean",   # d in Eq. 5, text below it; Eqs. 6 and 7 are always Euclidean
-    projection="mlp",       # the embedding layer; not in the paper: from the authors' code
+    projection="mlp",       # layers of the embedding; not in the paper: from the authors' code
 )
 SETTINGS = {  # by --dataset
     "default": BASE,
@@ -121,7 +121,7 @@ def client_update(client, anchors, t, args):
 
     d* is the larger of two margins: that of the anchors and that of the client's class means. The paper gives no
     formula for the first; we use Eq. 6 for both."""
-    means_before, counts = class_means(client.net, client.train)                           # Eq. 2, before training
+    means_before, counts = class_means(client.net, client.train)                           # Eq. 2: as last uploaded
     local_margin = average_margin(means_before[counts > 0])                                # Eq. 6
     global_margin = average_margin(anchors)
     margin = torch.maximum(global_margin, local_margin)                                    # d*
@@ -173,7 +173,7 @@ def average_margin(points):
     N = len(points)
     if N == 1:
         return points.new_zeros(())
-    return distances(points, points).sum() / (N - 1) ** 2             # d(a, a) is 0
+    return distances(points, points).sum() / (N - 1) ** 2             # d is 0 for a = b
 
 
 def margin_contrastive(z, y, anchors, margin):
