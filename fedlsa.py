@@ -19,7 +19,7 @@ What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1, as Eq. 6 requires; otherwise Eq. 4 has no lower bound.
 What the paper leaves open
-  Shares   How much of its domain a client has. Ours are FPL's and MarsFL's, see the settings. They change accuracy a lot.
+  Shares   How much of its domain a client has. Ours are FPL's and MarsFL's (settings). They change accuracy a lot.
   Average  The weights. Ours are numbers of images, so on digits a client with SVHN counts ten times one with USPS.
 Equations, deviations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
@@ -66,7 +66,7 @@ SETTINGS = {  # by --dataset; image sizes: Table 1
     # domain fractions are not in the paper: digits, office from FPL's code, PACS from github.com/WenkeHuang/MarsFL
     "digits": dict(FIRST_VALUES, domain_fraction=0.01, image_size=32,
                    domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # section "Datasets"
-    # our choice, also on PACS: the ten clients take the domains in turn; on office amazon 3, caltech 3, dslr 2, webcam 2
+    # our choice, also on PACS: ten clients take the domains in turn; on office amazon 3, caltech 3, dslr 2, webcam 2
     "office": dict(SECOND_VALUES, clients=10, domain_fraction=0.2, image_size=32),
     "pacs": dict(SECOND_VALUES, clients=10, domain_fraction=0.3, image_size=225),
     # not from the paper: other folders with domains, other data sets, glyphs; a short run needs no checkpoint
