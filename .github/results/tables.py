@@ -282,12 +282,11 @@ def batchnorm():
     runs = read("cifar10-batchnorm")
     rows = []
     for images, flags in ("fifth", "--subset 0.2 --warmup 5"), ("all", "--warmup 1"):
-        names = [f"{images}-lam-{lam}" for lam in (0, 5, 50)]
-        for t in runs[names[-1]][0]:
+        columns = [runs.get(f"{images}-lam-{lam}", {0: {}})[0] for lam in (0, 5, 50)]
+        for t in sorted(set().union(*columns)):
             cells = [f"`{flags}`", str(t)]
-            for name in names:
-                one = runs.get(name, {0: {}})[0].get(t)
-                cells.append(f"{number(one['test'])} / {number(one['own'])}" if one else "")
+            for rounds in columns:
+                cells.append(f"{number(rounds[t]['test'])} / {number(rounds[t]['own'])}" if t in rounds else "")
             rows.append(cells)
     head = ["`fedfm.py --dataset cifar10`, stopped early", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`"]
     show("batchnorm", head, rows)
@@ -304,8 +303,6 @@ STOPPED = [
      ["fedproto-off-four", "fedproto-four", "fedtgp-four", "fedsa-four"]),
     ("four networks, 100 clients, settings of FedTGP's code; mean of rounds 80, 100 and 120", f"`{FOUR} {RELEASED}",
      "cifar10-cross-device", 80, [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
-    ("four networks, 20 clients", "`--dataset cifar10 --model htfe4`", "cifar10-architectures", None,
-     [None, "fedproto", None, "fedsa"]),
     ("Fashion-MNIST, eight small CNNs; mean of rounds 6 to 10", "`--dataset fmnist`, FedSA also `--model htcnn8`",
      "fmnist", 6, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
 ]
