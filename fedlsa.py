@@ -19,8 +19,8 @@ What we changed
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1, as Eq. 6 requires; otherwise Eq. 4 has no lower bound.
 What the paper leaves open
-  Shares   How much of its domain a client has. Ours are FPL's and MarsFL's (settings). They change accuracy a lot.
-  Average  The weights. Ours are numbers of images, so on digits a client with SVHN counts ten times one with USPS.
+  Shares   How much of its domain a client has. Ours are from FPL's and MarsFL's code; they matter a lot.
+  Average  The weights. Ours are numbers of images; on digits a client with SVHN has ten times those of one with USPS.
 Equations, deviations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, under a minute
@@ -97,7 +97,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D); each round trains them first, so only pictures of a resumed run without rounds use these
+    # (C, D); needed only if a resumed run has no round left
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():

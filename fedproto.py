@@ -84,7 +84,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        down = len(chosen) * has_prototype.sum() * D                  # step 1: the prototypes before this round's update
+        down = len(chosen) * has_prototype.sum() * D                  # step 1, with the prototypes before step 4
         # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], on CPU threads
         uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
 

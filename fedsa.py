@@ -2,8 +2,8 @@
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Prototypes averaged from biased clients are biased. FedSA replaces them with semantic anchors: one random vector per
-class, put through an embedding layer, which the server moves only slightly toward the clients' class means. The anchors
-guide the clients' features and their classifiers.
+class, put through an embedding layer. The server moves them only slightly toward the clients' class means, and they
+guide the clients' features and classifiers.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
@@ -121,7 +121,7 @@ def client_update(client, anchors, t, args):
 
     d* is the larger of two margins: that of the anchors and that of the client's class means. The paper gives no
     formula for the first; we use Eq. 6 for both."""
-    means_before, counts = class_means(client.net, client.train)                           # Eq. 2: as last uploaded
+    means_before, counts = class_means(client.net, client.train)                           # Eq. 2, before training
     local_margin = average_margin(means_before[counts > 0])                                # Eq. 6
     global_margin = average_margin(anchors)
     margin = torch.maximum(global_margin, local_margin)                                    # d*

@@ -247,7 +247,7 @@ def margin_contrastive(p, labels, prototypes, margin):
     p (B, D) clients' prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(p, prototypes)                                    # (B, C)
     own_class = F.one_hot(labels, len(prototypes))
-    logits = -(phi + margin * own_class)                              # δ only for the own class
+    logits = -(phi + margin * own_class)                              # δ only for the true class
     return F.cross_entropy(logits, labels)
 
 
