@@ -5,7 +5,7 @@ Clients with different data learn different feature spaces, and the average of t
 clients the same anchors, the mean feature vector of each class. Each client pulls its features toward the anchor of
 their class and away from the others.
 
-One round (m participants, C_k classes at client k, D features, the paper's d, |w| floats in the model):
+One round (C_k classes at client k; D features, the paper's d; |w| floats in the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
   3. The server averages them, weighted by the counts (Eq. 9), and sends the anchors.  D floats per anchor to each
@@ -13,18 +13,18 @@ One round (m participants, C_k classes at client k, D features, the paper's d, |
   5. It sends its model, and the server averages the models (Eq. 11).                  |w| floats
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
 (Section VII-A). Rounds 1 to T_s are FedAvg, without steps 2 and 3.
-FedFM-Lite (Section VI) drops step 2: the class means of the trained models go up in step 5, and their average comes
-down as the next round's anchors. Models travel only in every a-th round and in the last.
+FedFM-Lite (Section VI) has no step 2. The class means of the trained models go up in step 5, where the server averages
+them into the next round's anchors. Models are exchanged only every a rounds and in the last.
 
 On glyphs: 4 clients, one per domain, 20 images per class (4 for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
-What we changed
+What we changed, mainly
   Anchors    are scaled to length 1 for matching, as in the authors' code; the paper scales only features.
-What the paper leaves open
-  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better.
-  BatchNorm  Its statistics are averaged with the model, as in the authors' code. When matching begins with λ = 50 they
-             do not fit, and accuracy drops to chance; see the results.
-  Inputs     are normalised on CIFAR-10 and CIFAR-100, and augmented on CIFAR-100, as in the authors' code.
-Equations, deviations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
+What the paper leaves open, mainly
+  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better (data with domains: T_s = 0).
+  BatchNorm  Its statistics are averaged with the model, as in the authors' code. When matching begins with λ = 50, the
+             averaged statistics do not fit the averaged model, and accuracy drops to chance; see the results.
+  Inputs     On CIFAR-10 and CIFAR-100 they are normalised, on CIFAR-100 also augmented, as in the authors' code.
+All deviations, equations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
     python fedfm.py --dataset cifar10                            Table III, NIID-1 (--partition dominant: NIID-2)
@@ -112,15 +112,15 @@ def main(args):
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
 
     modules = [net]
-    if args.lite:                                                     # participants keep their models for a rounds
+    if args.lite:                                                     # participants keep their models between exchanges
         modules += client_nets
     run = Run(args, modules=modules)                                  # modules: the models to checkpoint
     anchors = Anchors(*run.resume(no_anchors(C, D, args.device)))     # with --resume: from the checkpoint
 
     for t in run.rounds():
-        # Participants are drawn once for a block of a rounds: they get the model in its first round and send it in its
-        # last. With FedFM a is 1.
-        first = t - (t - 1) % args.model_every                        # first round of t's block
+        # Participants are drawn once for --model-every rounds, FedFM-Lite's a: they get the model in the first of these
+        # rounds and send theirs in the last. With FedFM that is the same round.
+        first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
         up = down = 0
         for client, client_net in zip(chosen, client_nets, strict=True):
@@ -138,28 +138,28 @@ def main(args):
         if matching:
             down += len(chosen) * anchors.has_anchor.sum() * D
 
-        given = anchors if matching else None
-        # [client_update(client, given, t, args) for client in chosen], on CPU threads
-        uploads = for_each_client(client_update, chosen, given, t, args)
+        anchors_sent = anchors if matching else None
+        # uploads = [client_update(client, anchors_sent, t, args) for client in chosen], in parallel
+        uploads = for_each_client(client_update, chosen, anchors_sent, t, args)
         if t % args.model_every == 0 or t == args.rounds:
             models = [upload.model for upload in uploads]
             num_images = [len(client.train.y) for client in chosen]
             net.load_state_dict(average(models, num_images))                               # Eq. 11
             up += len(chosen) * net_size
 
-        # anchors of the trained models; after the last round as well, because --resume can add rounds
+        # for the next round; after the last round as well, because --resume can add rounds
         if args.lite and is_matching(t + 1, args):
-            local_means, counts = local_class_means(chosen, args)                          # Eq. 8
+            local_means, counts = local_class_means(chosen, args)                          # Eq. 8, of trained models
             anchors = new_anchors(local_means, counts, anchors, args.aggregate)            # Eq. 9
             up += floats_of_means(counts, args)
 
-        scores = evaluate_global(net, tests, t, args)                 # of the newest average
+        scores = evaluate_global(net, tests, t, args)                 # of the last average
         scores |= evaluate_validation(net, clients, t, args)
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, tuple(anchors))
 
     results = summarize(run)                                          # picks the best round by validation accuracy
-    labels = anchors.has_anchor.nonzero().flatten()
+    labels = anchors.has_anchor.nonzero().flatten()                   # the classes that have an anchor
     draw_pictures(run, data, clients, prototypes=anchors.vectors[labels], labels=labels, net=net, tests=tests)
     print_cluster_quality(net, tests, args.seed)                      # of the final model, as in Table V
     return results
@@ -218,10 +218,10 @@ def local_loss(net, x, y, anchors, args):
     if anchors is None:
         return cross_entropy
     if args.match == "cg":
-        matching = contrastive_guiding(z, y, anchors, args.temperature)
+        matching_loss = contrastive_guiding(z, y, anchors, args.temperature)
     else:
-        matching = squared_distance(z, y, anchors)
-    return cross_entropy + args.lam * matching
+        matching_loss = squared_distance(z, y, anchors)
+    return cross_entropy + args.lam * matching_loss
 
 
 def contrastive_guiding(z, y, anchors, temperature):
@@ -247,7 +247,8 @@ def squared_distance(z, y, anchors):
 
 
 def proximal(net, start):
-    """FedProx's term (Section VII-D.2): ½ ‖w − w_start‖². start: the parameters before training, [tensor] -> scalar."""
+    """FedProx's term, which Section VII-D.2 adds: ½ ‖w − w_start‖². start: the parameters before training, [tensor]
+    -> scalar."""
     return 0.5 * sum((w - s).square().sum() for w, s in zip(net.parameters(), start))
 
 
@@ -263,7 +264,7 @@ def new_anchors(local_means, counts, anchors, aggregate):
         owned = counts > 0                                            # (m, C)
         sent = torch.where(owned[:, :, None], local_means, anchors.vectors)
         was_sent = owned | anchors.has_anchor
-        averages, uploaded = weighted_mean(sent, was_sent.long())
+        averages, uploaded = weighted_mean(sent, was_sent.long())     # each participant counts once
     else:
         averages, uploaded = weighted_mean(local_means, counts)
     vectors = torch.where(uploaded[:, None], averages, anchors.vectors)
@@ -295,7 +296,8 @@ def check(args):
     if args.prox > 0 and args.model_every > 1:
         fail("--prox: needs --model-every 1, because the term pulls toward the model that the server sent")
     if args.lam > 0 and not is_matching(args.rounds, args):
-        print(f"matching begins after round {args.rounds}, so every round is FedAvg; try a smaller --warmup")
+        print(f"--warmup {args.warmup} with --rounds {args.rounds}: every round is FedAvg; "
+              "try a smaller --warmup or more --rounds")
 
 
 def add_flags(group):

@@ -23,7 +23,7 @@ What the paper leaves open
   Average  The weights. Ours are numbers of images; on digits a client with SVHN has ten times those of one with USPS.
 Equations, deviations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
-    python fedlsa.py                                          built-in glyphs in four domains, under a minute
+    python fedlsa.py                                          built-in glyphs in four domains, about a minute
     python fedlsa.py --dataset office                         Table 2 (also --dataset digits; --dataset pacs: Table 3)
     python fedlsa.py --dataset office --alpha 0               Table 5, without L_SEP
     python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg
@@ -110,7 +110,7 @@ def main(args):
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
-        # [client_update(client, anchors, t, args) for client in chosen], on CPU threads
+        # uploads = [client_update(client, anchors, t, args) for client in chosen], in parallel
         uploads = for_each_client(client_update, chosen, anchors, t, args)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]

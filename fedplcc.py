@@ -11,21 +11,21 @@ One round (D features, G prototypes, J clusters of a client, |w| floats in the m
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
   2. Each participant trains for E epochs on cross-entropy (Eq. 5)
      + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's prototypes
-     + λ2 · L_corr (Eq. 8): minus the sum of the largest similarity · weight, so the logged loss can be negative.
+     + λ2 · L_corr (Eq. 8): minus the sum of the largest products similarity · weight, so the loss can be negative.
   3. It clusters its features of each class (Eq. 9) and sends model, means and sizes.  |w| + J · (D + 1) floats
   4. The server averages the models, weighted by the clients' numbers of images. It clusters each class's means into
      prototypes (Eq. 10) and weights these by their shares of the class's images (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, E = 5, λ1 = 1.
-What we changed
+On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, λ1 = 1.
+What we changed, mainly
   Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch.
-What the paper leaves open
+What the paper leaves open, mainly
   FINCH  clusters in passes, each pass the means of the one before. We keep the last with at least two clusters, or the
          first if none has. In a cluster's mean each vector counts once, however many images it stands for.
-Equations, deviations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
+All deviations, equations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
-    python fedplcc.py                                            built-in glyphs in four domains, under a minute
+    python fedplcc.py                                            built-in glyphs in four domains, about a minute
     python fedplcc.py --dataset office                           Table III (digit5: Table II, domainnet: Table IV)
     python fedplcc.py --dataset office --lam-contra 0            FedAvg
     python fedplcc.py --dataset digit5 --uniform-weights         Table V, all weights 1 (--phi 1: no selection in Eq. 8)
@@ -46,7 +46,7 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     clients=None,           # K: one for each domain
     participation=1.0,      # Algorithm 1: all clients
     partition="domain",
-    images_per_class=30,    # the paper: about 300 images per client; of ten classes 30 each (DSLR, Webcam have fewer)
+    images_per_class=30,    # the paper: about 300 images per client, so 30 of each of ten classes
     image_size=64,          # not in the paper
     model="resnet10",
     small_stem=False,       # not in the paper: torchvision's 7x7 convolution and max-pooling
@@ -57,7 +57,7 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,
-    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet, ours for every data set without its own below
+    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet; we use it wherever no other is set below
     lam_corr=None,          # λ2: main makes it 10 λ1
     phi=0.5,                # φ, Eq. 8
     tau=0.07,               # τ, Eq. 6; Section IV-B2 calls 0.55 optimal
@@ -67,9 +67,8 @@ SETTINGS = {
     "digit5": dict(BASE, lam_contra=100.0),
     "office": dict(BASE, rounds=100, lam_contra=20.0),
     "domainnet": dict(BASE, images_per_class=40),
-    # not from the paper: the folder digits, with FedLSA's domains
+    # not from the paper: the folder digits (FedLSA's domains), other folders with domains, other data sets, glyphs
     "digits": dict(BASE, image_size=32, lam_contra=100.0),
-    # not from the paper: other folders with domains, other data sets, glyphs
     "domains": dict(BASE, images_per_class=None, image_size=None),
     "default": dict(BASE, images_per_class=None, image_size=None, clients=10, partition="dirichlet", beta=0.5),
     "glyphs": dict(BASE, images_per_class=20, image_size=32, rounds=8, local_epochs=5, checkpoint_every=0),
@@ -79,7 +78,7 @@ SETTINGS = {
 # --- the rounds -------------------------------------------------------------------------------------
 
 class Clusters(NamedTuple):
-    vectors: torch.Tensor  # (J, D) means of clusters
+    vectors: torch.Tensor  # (J, D) means of clusters, of all classes
     labels: torch.Tensor   # (J,) the class of each
     sizes: torch.Tensor    # (J,) how many images are in each; the paper calls them weights, W_local and W_global
 
@@ -106,8 +105,7 @@ def main(args):
     fedavg = args.lam_contra == 0 and args.lam_corr == 0              # then there are no prototypes
 
     run = Run(args, modules=[net])                                    # modules: the models to checkpoint
-    state = run.resume(no_prototypes(D, args.device))                 # with --resume: from the checkpoint
-    prototypes = Prototypes(*state)
+    prototypes = Prototypes(*run.resume(no_prototypes(D, args.device)))  # with --resume: from the checkpoint
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -115,9 +113,9 @@ def main(args):
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
-        given = None if fedavg else prototypes
-        # [client_update(client, given, t, args) for client in chosen], on CPU threads
-        uploads = for_each_client(client_update, chosen, given, t, args)
+        prototypes_sent = None if fedavg else prototypes
+        # uploads = [client_update(client, prototypes_sent, t, args) for client in chosen], in parallel
+        uploads = for_each_client(client_update, chosen, prototypes_sent, t, args)
 
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
@@ -184,8 +182,8 @@ def local_loss(net, x, y, prototypes, args):
 
 
 def similarity(z, vectors, alpha):
-    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. Those below 1e-6
-    are set to 1e-6, since for α < 1 the gradient of cos^α is infinite at 0; they get no gradient.
+    """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. For α < 1 the gradient of
+    cos^α is infinite at 0, so smaller cosines than 1e-6 are set to 1e-6 and pass on no gradient.
 
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
@@ -209,7 +207,7 @@ def attraction(s, same_class, weights, phi):
     ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
     position = torch.arange(len(weights), device=s.device)
     n = same_class.sum(1)                                                    # (B,)
-    # ⌈φ n⌉; 1e-6 less, because float32 rounds 0.3 · 50 to just above 15, and ceil would give 16
+    # ⌈φ n⌉; times 1 − 1e-6, because float32 rounds 0.3 · 50 to just above 15, and ceil would give 16
     num_kept = (phi * n * (1 - 1e-6)).ceil()
     kept = position < num_kept[:, None]
     return -(ranked * kept).sum(1)
@@ -255,13 +253,13 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
     # CPU: connected_components is a Python loop
     device = vectors.device
     vectors, labels, sizes = vectors.cpu().double(), labels.cpu(), sizes.cpu().double()
-    times = sizes if weighted_means else torch.ones_like(sizes)       # how often each vector counts in a mean
+    repeats = sizes if weighted_means else torch.ones_like(sizes)     # how often each vector counts in a mean
 
     all_means, all_labels, all_sizes = [], [], []
     for c in labels.unique():
         of_class = labels == c
-        cluster = finch(vectors[of_class], times[of_class])
-        means = cluster_means(vectors[of_class], cluster, times[of_class])
+        cluster = finch(vectors[of_class], repeats[of_class])
+        means = cluster_means(vectors[of_class], cluster, repeats[of_class])
         all_means.append(means)
         all_labels.append(c.repeat(len(means)))                       # class c, once per cluster
         all_sizes.append(torch.bincount(cluster, weights=sizes[of_class]))
@@ -269,26 +267,26 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
                     torch.cat(all_sizes).float().to(device))
 
 
-def finch(vectors, times):
+def finch(vectors, repeats):
     """Cluster the vectors, then the clusters' means, and so on. The first pass is always kept, a later one only if it
     leaves at least two clusters.
 
-    vectors (N, D), times (N,) as in cluster_means, all 1 in plain FINCH -> cluster numbers (N,) from 0."""
+    vectors (N, D), repeats (N,) as in cluster_means, all 1 in plain FINCH -> cluster numbers (N,) from 0."""
     cluster = first_neighbour_clusters(vectors)
     while True:
-        means = cluster_means(vectors, cluster, times)
+        means = cluster_means(vectors, cluster, repeats)
         coarser = first_neighbour_clusters(means)[cluster]            # each vector follows its cluster
         if coarser.max() == 0:                                        # all vectors in one cluster
             return cluster
         cluster = coarser
 
 
-def cluster_means(vectors, cluster, times):
-    """Mean vector of each cluster. vectors (N, D), cluster (N,): each vector's cluster, times (N,): how often each
+def cluster_means(vectors, cluster, repeats):
+    """Mean vector of each cluster. vectors (N, D), cluster (N,): each vector's cluster, repeats (N,): how often each
     vector counts -> (J, D)."""
     member = F.one_hot(cluster).to(vectors.dtype)                     # (N, J)
-    total = member.T @ times                                          # (J,)
-    return member.T @ (vectors * times[:, None]) / total[:, None]
+    total = member.T @ repeats                                        # (J,)
+    return member.T @ (vectors * repeats[:, None]) / total[:, None]
 
 
 def first_neighbour_clusters(vectors):
@@ -321,7 +319,7 @@ def add_flags(group):
     group.add_argument("--alpha", type=positive, help="α in Eq. 7, the exponent of the cosine")
     group.add_argument("--uniform-weights", action="store_true", help="all prototypes weigh 1 in the losses")
     group.add_argument("--weighted-means", action="store_true",
-                       help="weight the server's cluster means by their numbers of images; the paper's FINCH* does not")
+                       help="weight the server's cluster means by numbers of images; the paper names no weights")
 
 
 if __name__ == "__main__":

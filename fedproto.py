@@ -2,29 +2,32 @@
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
 Equations, settings and tables below are those of FedTGP (AAAI 2024), which restates FedProto.
 
-Every client keeps its own model, of any architecture with D features. Clients share one vector per class, the
-prototype: the mean feature vector of their images of that class. The server averages the clients' prototypes, and each
-client pulls its features toward the average for their class.
+Every client keeps its own model, of any architecture. For each of its classes it sends one vector, the prototype: the
+mean feature of its images of that class. The server averages these into one global prototype per class, and clients
+pull their features toward it.
 
 One round (C classes, C_i of them at client i; D features):
-  1. The server sends its prototypes; in round 1 it has none.                          D floats per class to each
-  2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 4).
+  1. The server sends the global prototypes; in round 1 it has none.                   D floats per class to each
+  2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to its class's global
+     prototype (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
-  4. The server averages the means, weighted by the counts (Eq. 3). A class that nobody sent keeps its prototype.
+  4. The server averages the means, weighted by the counts (Eq. 3), into the next global prototypes. A class that nobody
+     sent keeps its prototype.
 Every client then classifies its held-out 25 % by nearest prototype (as in FedTGP) and by its classifier.
 
-On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
-What we changed
-  Eq. 4      Ours compares samples, not class means: scatter within a class is penalised, frequent classes weigh more.
-  Partition  a client that already holds 1/K of all images gets no more.
-  Accuracy   pools all test images; FedTGP averages "the results on clients' test sets".
-What the paper leaves open
+On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
+What we changed, mainly
+  Eq. 4  compares images, not class means: scatter within a class is penalised, frequent classes weigh more.
+  Eq. 3  averages over participants, not over all clients with the class, and has no factor 1/|𝒩_c|, which would
+         shrink the prototype.
+What the paper leaves open, mainly
   Initial weights  are the same for clients with the same extractor.
-Equations, deviations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
+  Partition        A client that already holds 1/K of all images gets no more.
+All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
 
-    python fedproto.py                                                       built-in glyphs, under a minute
-    python fedproto.py --dataset cifar10 --model htfe8                       FedTGP's Table 1, practical setting
-    python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   FedSA's Table 1, cross-device
+    python fedproto.py                                                       built-in glyphs, about a minute
+    python fedproto.py --dataset cifar10 --model htfe8                       FedTGP's Table 1, eight architectures
+    python fedproto.py --dataset cifar10 --clients 100 --participation 0.1   Table 1 of FedSA (2025), one small CNN
     python fedproto.py --lam 0                                               local training; prototypes only for testing
 """
 
@@ -43,12 +46,12 @@ BASE = dict(                # FedTGP's "Implementation Details", unless a commen
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
     beta=0.1,               # β
-    model="cnn4",           # FedSA's Table 1; FedTGP's main tables: htfe8
+    model="cnn4",           # FedSA's Table 1; FedTGP's main tables: htfe8, eight architectures
     feature_dim=512,        # D; FedTGP writes K, under "Model heterogeneity"
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
-    batches="full",         # from HtFLlib, by FedTGP's first author (github.com/TsingZ0/HtFLlib): drop the last
+    batches="full",         # drop an epoch's last incomplete batch, as in HtFLlib, by FedTGP's first author
     lr=0.01,                # η
     momentum=0.0,           # FedTGP names no optimiser: plain SGD
     weight_decay=0.0,       # not in FedTGP
@@ -84,8 +87,8 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        down = len(chosen) * has_prototype.sum() * D                  # step 1, with the prototypes before step 4
-        # [client_update(client, prototypes, has_prototype, t, args) for client in chosen], on CPU threads
+        down = len(chosen) * has_prototype.sum() * D                  # floats sent in step 1
+        # uploads = [client_update(client, prototypes, has_prototype, t, args) for client in chosen], in parallel
         uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
@@ -95,12 +98,13 @@ def main(args):
         has_prototype = has_prototype | uploaded
 
         scores = evaluate_personal(clients, prototypes, t, args, has_prototype=has_prototype)
-        up = (counts > 0).sum() * (D + 1)                             # Σ_i C_i · (D + 1)
+        up = (counts > 0).sum() * (D + 1)                             # floats sent in step 3: Σ_i C_i · (D + 1)
         run.report(t, scores, [upload.loss for upload in uploads], up, down)
         run.checkpoint(t, (prototypes, has_prototype))
 
     results = summarize(run)
-    draw_pictures(run, data, clients, prototypes=prototypes[has_prototype], labels=has_prototype.nonzero().flatten())
+    labels = has_prototype.nonzero().flatten()                        # the classes that have a prototype
+    draw_pictures(run, data, clients, prototypes=prototypes[labels], labels=labels)
     return results
 
 
@@ -152,7 +156,7 @@ def prototype_distance(z, y, prototypes, has_prototype, kind):
 # --- the server -------------------------------------------------------------------------------------
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 over the participants, without its factor 1/|𝒩_c|: the weights already sum to 1.
+    """Eq. 3 over the participants. Its factor 1/|𝒩_c| is left out: the weights already sum to 1.
 
     local_prototypes P_i^c (m, C, D), counts |𝒟_i,c| (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)

@@ -15,16 +15,16 @@ One round (C classes, C_i of them at client i; D features):
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
 Every client then classifies its held-out 25 % by nearest anchor and by its classifier. The paper does not say which.
 
-On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
-What we changed
+On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
+What we changed, mainly
   Embedding  of the anchors is frozen; the paper calls it trainable but gives no loss for it.
-  Eqs. 5, 7  Ours compare samples, not class means, with anchors. Eq. 5 is a sum in the paper, which pulls harder.
-  Partition  a client that already holds 1/K of all images gets no more.
-What the paper leaves open
+  Eqs. 5, 7  compare images, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here, which pulls less.
+What the paper leaves open, mainly
   Initial weights  are the same for clients with the same extractor.
-Equations, deviations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
+  Partition        A client that already holds 1/K of all images gets no more.
+All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 
-    python fedsa.py                                                                      built-in glyphs, under a minute
+    python fedsa.py                                                                      built-in glyphs, about a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1                  Table 1, cross-device
     python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8   Table 2, eight models
     python fedsa.py --lam-mcl 0 --lam-cc 0 --projection none                             Table 4's first row, on glyphs
@@ -94,7 +94,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        # [client_update(client, anchors, t, args) for client in chosen], on CPU threads
+        # uploads = [client_update(client, anchors, t, args) for client in chosen], in parallel
         uploads = for_each_client(client_update, chosen, anchors, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
@@ -182,8 +182,8 @@ def margin_contrastive(z, y, anchors, margin):
 
     z (B, D), y (B,), anchors (C, D), margin d* a scalar -> scalar."""
     d = distances(z, anchors)                                         # (B, C)
-    own_class = F.one_hot(y, len(anchors))
-    logits = -(d + margin * own_class)
+    is_own_class = F.one_hot(y, len(anchors))
+    logits = -(d + margin * is_own_class)
     return F.cross_entropy(logits, y)
 
 

@@ -2,31 +2,33 @@
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
 FedProto averages the clients' prototypes. The paper observes that the averages lie closer together than the prototypes
-of the best-separated client. FedTGP's server trains its prototypes instead: each client prototype should be nearer to
-the global prototype of its class than to any other, by a margin δ.
+of the best-separated clients. FedTGP's server trains global prototypes instead: each client prototype should be nearer
+to the global prototype of its class than to any other, by a margin δ.
 
 One round (C classes, C_i of them at client i; D features):
-  1. The server sends its prototypes; in round 1 they are untrained.                   C · D floats to each
-  2. Each participant trains on cross-entropy + λ · the distance of its features to their class's prototype (Eq. 11).
-  3. It sends its class means (Eq. 2), but no class counts.                            C_i · D floats
-  4. The server sets δ to the largest distance between two class centres Q (plain means), at most τ (Eq. 9). For S
-     epochs it trains one vector per class, and a network that maps vectors to prototypes (Eq. 10).
+  1. The server sends the global prototypes; in round 1 they are untrained.            C · D floats to each
+  2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to its class's global
+     prototype (Eq. 11).
+  3. It sends its client prototypes: its class means (Eq. 2), without class counts.    C_i · D floats
+  4. The server sets δ to the largest distance between two class centres Q, the unweighted means of the client
+     prototypes, but at most to τ (Eq. 9). For S epochs it trains one vector per class and a network F that maps
+     vectors to global prototypes, with Eq. 10 as the loss.
 Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
 
-On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, E = 3, momentum 0.9.
-What we changed
-  Eq. 11     Ours compares samples, not class means: scatter within a class is penalised, frequent classes weigh more.
-  Eq. 10     Ours averages over a batch of client prototypes; the paper sums over all of them.
-  Partition  a client that already holds 1/K of all images gets no more.
-  Accuracy   pools all test images; the paper averages "the results on clients' test sets".
-What the paper leaves open
+On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
+What we changed, mainly
+  Eq. 11  compares images, not class means: scatter within a class is penalised, frequent classes weigh more.
+  Eq. 10  is averaged over a batch of client prototypes; the paper sums over all of them.
+What the paper leaves open, mainly
   Initial weights  are the same for clients with the same extractor.
-Equations, deviations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
+  Server           Its optimiser, batches and F's hidden layer are those of the authors' code.
+  Partition        A client that already holds 1/K of all images gets no more.
+All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
-    python fedtgp.py                                                       built-in glyphs, under a minute
-    python fedtgp.py --dataset cifar10 --model htfe8                       Table 1, practical setting
+    python fedtgp.py                                                       built-in glyphs, about a minute
+    python fedtgp.py --dataset cifar10 --model htfe8                       Table 1, eight architectures
     python fedtgp.py --dataset cifar100 --model htfe8 --no-mlp             Table 6, without F
-    python fedtgp.py --dataset cifar10 --clients 100 --participation 0.1   FedSA's Table 1, cross-device
+    python fedtgp.py --dataset cifar10 --clients 100 --participation 0.1   Table 1 of FedSA (2025), one small CNN
 """
 
 from typing import NamedTuple
@@ -46,17 +48,17 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
     beta=0.1,               # β
-    model="cnn4",           # FedSA's Table 1; this paper's main tables: htfe8
+    model="cnn4",           # FedSA's Table 1; this paper's main tables: htfe8, eight architectures
     feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
-    batches="full",         # from the authors' HtFLlib (github.com/TsingZ0/HtFLlib): drop the last incomplete batch
+    batches="full",         # drop an epoch's last incomplete batch, as in HtFLlib, by the paper's first author
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,       # not in the paper
     lam=0.1,                # λ, Eq. 11
-    distance="euclidean",   # φ in Eq. 11, text below Eq. 4; Eqs. 9 and 10 are always Euclidean
+    distance="euclidean",   # φ in Eq. 11, text below Eq. 4; --distance does not change Eqs. 9 and 10
     margin_rule="pairwise",  # δ, Eq. 9
     tau=100.0,              # τ, Eq. 9
     server_epochs=100,      # S
@@ -88,11 +90,11 @@ def main(args):
     # modules: the models to checkpoint
     run = Run(args, modules=[client.net for client in clients] + [prototype_net])
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    prototypes = prototype_net().detach()                             # (C, D), untrained before round 1
+    prototypes = prototype_net().detach()                             # (C, D)
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        # [client_update(client, prototypes, t, args) for client in chosen], on CPU threads
+        # uploads = [client_update(client, prototypes, t, args) for client in chosen], in parallel
         uploads = for_each_client(client_update, chosen, prototypes, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
@@ -176,7 +178,7 @@ def server_margin(local_prototypes, owned, args):
     """The margin δ of this round. local_prototypes (m, C, D), owned (m, C) bool -> scalar.
 
     --margin-rule pairwise  Eq. 9
-                  nearest   HtFLlib
+                  nearest   the largest distance from a centre to its nearest other centre, as in HtFLlib
                   fixed     always τ (ablation FM in Table 6, whose value the paper does not give)
                   none      always 0, Eq. 6 (ablation SCL in Table 6)"""
     centres = class_centres(local_prototypes, owned)
@@ -208,7 +210,7 @@ def adaptive_margin(centres, tau):
 def largest_nearest_distance(centres, tau):
     """The margin of HtFLlib: the largest distance from a centre to its nearest other centre, capped at τ.
 
-    centres (U, D) -> scalar, 0 for a single class."""
+    centres (U, D) -> scalar, 0 for a single class (HtFLlib: τ)."""
     if len(centres) == 1:
         return centres.new_zeros(())
     phi = distances(centres, centres)
@@ -218,13 +220,13 @@ def largest_nearest_distance(centres, tau):
 
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
-    """Train the global prototypes on the clients' prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches
+    """Train the global prototypes on the client prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches
     -> P̂ (C, D), and the mean loss over the last epoch's batches. The paper names no optimiser. As in the authors'
     code, it is plain SGD with the clients' learning rate and batch size.
 
     local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar."""
-    p = local_prototypes[owned]                                       # (N, D) the clients' prototypes
-    _, labels = owned.nonzero(as_tuple=True)                          # (N,) their classes, in the same order
+    p = local_prototypes[owned]                                       # (P, D) the client prototypes, all in a row
+    _, labels = owned.nonzero(as_tuple=True)                          # (P,) their classes, in the same order
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
     for _ in range(args.server_epochs):
@@ -241,13 +243,13 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
 
 
 def margin_contrastive(p, labels, prototypes, margin):
-    """Eqs. 7 and 10 (Eq. 6 with δ = 0), mean over a batch of clients' prototypes; the paper sums over all of them. φ is
+    """Eqs. 7 and 10 (Eq. 6 with δ = 0), mean over a batch of client prototypes; the paper sums over all of them. φ is
     the Euclidean distance.
 
-    p (B, D) clients' prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
+    p (B, D) client prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(p, prototypes)                                    # (B, C)
-    own_class = F.one_hot(labels, len(prototypes))
-    logits = -(phi + margin * own_class)                              # δ only for the true class
+    is_own_class = F.one_hot(labels, len(prototypes))
+    logits = -(phi + margin * is_own_class)                              # δ only for the true class
     return F.cross_entropy(logits, labels)
 
 

@@ -1,7 +1,7 @@
 """The equations of the six papers a second time: slow loops or small cases by hand, written from the papers. Those that
 lab sheets ask for are in test_mistakes.py as well.
 
-Names say which function is tested: `pytest tests/test_equations.py -k "fedsa and eq10"`.
+Names say which function is tested: `pytest tests/test_equations.py -k "fedsa and eq5"`.
 Shapes: z (B, D) features, y (B,) their classes, p (C, D) prototypes or anchors,
 has_prototype (C,) which of them exist."""
 

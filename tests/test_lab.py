@@ -219,7 +219,7 @@ ANSWERS = [  # of exercise: round, runs, columns
     (2, 10, ["fedproto", "fedproto-off", "fedproto-off-cnn4"], ["classifier", "own", "others"]),
     (3, 10, ["fedproto-iid", "fedproto-pathological"], ["classifier", "most_frequent", "everyone"]),
     (4, 10, ["fedproto", "fedtgp", "fedtgp-no-margin"], ["star_margin", "own_star", "prototype", "classifier"]),
-    (5, 10, ["fedsa", "fedsa-no-mcl", "fedsa-no-cc"], ["classifier"]),
+    (5, 10, ["fedsa", "fedsa-no-mcl", "fedsa-no-cc"], ["classifier", "prototype"]),
     (6, 12, ["fedlsa-off", "fedlsa-length-1", "fedlsa"], ["clutter"]),
     (6, 24, ["fedlsa-off", "fedlsa-length-1", "fedlsa"], ["clutter"]),
     (7, 10, ["fedcon", "fedproto", "fedproto-off"], ["prototype", "cosine"]),

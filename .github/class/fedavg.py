@@ -11,7 +11,7 @@ The global model is then tested on the server's test images.
 
 On glyphs (digits that the program draws): 4 clients, one per domain, 20 images of each class; 10 rounds.
 
-    python .github/class/fedavg.py                 built-in glyphs in four domains, under a minute
+    python .github/class/fedavg.py                 built-in glyphs in four domains, about a minute
     cp .github/class/fedavg.py mine.py             a method of your own: rename "fedavg" in the last line
 """
 
@@ -66,7 +66,7 @@ def main(args):
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
-        # [client_update(client, t, args) for client in chosen], on CPU threads
+        # uploads = [client_update(client, t, args) for client in chosen], in parallel
         uploads = for_each_client(client_update, chosen, t, args)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
