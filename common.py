@@ -1,4 +1,4 @@
-"""What the six scripts share. A method's own equations are in its script, those of several methods in Part I.
+"""What the six scripts share. The equations are in the scripts; those common to several methods are also in Part I.
 
     Part I    what a round needs: clients and models, participants, minibatches, class means, averages, evaluation,
               randomness
@@ -227,24 +227,24 @@ def evaluate_personal(clients, prototypes, t, args, has_prototype=None, name="pr
     -> {"classifier": %, name: %, "most_frequent": %}, or {} in a round without evaluation."""
     if not is_due(t, args.eval_every, args):
         return {}
-    right = for_each_client(right_answers, clients, prototypes, has_prototype, name, args)
+    right = for_each_client(right_answers, clients, prototypes, has_prototype, args)
+    totals = np.sum(right, axis=0)                                    # (3,)
     images = sum(len(client.test.y) for client in clients)
-    return {kind: 100 * sum(answers[kind] for answers in right) / images for kind in right[0]}
+    return {kind: 100 * total / images for kind, total in zip(["classifier", name, "most_frequent"], totals.tolist())}
 
 
 @torch.no_grad()
-def right_answers(client, prototypes, has_prototype, name, args):
+def right_answers(client, prototypes, has_prototype, args):
     """How many of its own test images a client gets right with its model's classifier, with the nearest prototype, and
-    by always guessing the majority class of its training images: the baseline that the other two must beat.
-    -> {"classifier": n, name: n, "most_frequent": n}"""
+    by always guessing the majority class of its training images, the baseline that the other two must beat -> three
+    numbers."""
     z = extract(client.net, client.test.x)
     y = client.test.y
     most_frequent_class = torch.bincount(client.train.y).argmax()
     by_classifier = client.net.classifier(z).argmax(1) == y
     by_prototype = nearest_prototype(z, prototypes, has_prototype) == y
     by_frequency = y == most_frequent_class
-    return {"classifier": by_classifier.sum().item(), name: by_prototype.sum().item(),
-            "most_frequent": by_frequency.sum().item()}
+    return by_classifier.sum().item(), by_prototype.sum().item(), by_frequency.sum().item()
 
 
 def nearest_prototype(z, prototypes, has_prototype=None):
@@ -343,6 +343,8 @@ def make_federation(data, net, args, validation=0.0):
     tests = {}
     for d, name in enumerate(data.domains):
         index = torch.nonzero(data.test & (data.domain == d)).flatten()
+        if len(index) == 0 and args.subset < 1:
+            fail(f"--subset {args.subset}: leaves the server no test images of {name}")
         if len(index) == 0:
             exit_without_data(Path(args.data, args.dataset), f"the server needs test images of {name}")
         tests[name] = take(data, index, args.device)
@@ -517,13 +519,9 @@ def indices_by_class(y, rng):
 def deal(stock, counts):
     """Give client i the next counts[i, c] images of class c. stock: each class's images, [indices]; counts (K, C)
     -> K index arrays."""
-    ends = counts.cumsum(0)
-    starts = ends - counts
-    parts = []
-    for i in range(len(counts)):
-        pieces = [index[starts[i, c]:ends[i, c]] for c, index in enumerate(stock)]
-        parts.append(np.concatenate(pieces))
-    return parts
+    # cut each class into K pieces, and drop what is left
+    pieces = [np.split(index, counts[:, c].cumsum())[:-1] for c, index in enumerate(stock)]
+    return [np.concatenate(of_client) for of_client in zip(*pieces)]
 
 
 def fewest_images(y, args):
@@ -652,7 +650,7 @@ def by_domain(y, domain, args, rng):
             if args.domain_fraction * sharing > 1 + 1e-9:
                 fail(f"--domain-fraction {args.domain_fraction}: must be at most 1/{sharing}, "
                      f"as {name} has {sharing} clients")
-            size = round(args.domain_fraction * len(index))
+            size = min(round(args.domain_fraction * len(index)), len(index) // sharing)
             part = index[served * size:(served + 1) * size]
         else:
             part = np.array_split(index, sharing)[served]
@@ -724,11 +722,14 @@ def few(names):
     return ", ".join(names[:5]) + more
 
 
-def domain_folders(folder):
-    """The folders with images in a data set that has no train/."""
-    if (folder / "train").is_dir():
-        return []
-    return [place for place in folder.glob("[!.]*") if any(is_image_file(path.name) for path in place.rglob("[!.]*"))]
+def has_domains(folder):
+    """Does a folder of images have several domains? By the rule of `sort_images`."""
+    if not folder.is_dir():
+        return False
+    images, _ = images_below(folder)
+    roles = [role(names) for names in images]
+    divided = any(part and not domain for domain, part, _ in roles)
+    return not divided and len({domain for domain, _, _ in roles if domain}) > 1
 
 
 def image_folder(folder, size):
@@ -745,8 +746,10 @@ def image_folder(folder, size):
     paths, class_of_image, domain_of_image, is_test = zip(*rows)
     class_names, y = np.unique(class_of_image, return_inverse=True)
     domains, domain = np.unique(domain_of_image, return_inverse=True)
-    times = [path.stat().st_mtime_ns if path.exists() else 0 for path in paths]  # `decoded` names broken links
-    paths_and_times = [(str(path.relative_to(folder)), time) for path, time in zip(paths, times)]
+    paths_and_times = []
+    for path in paths:
+        changed = path.stat().st_mtime_ns if path.exists() else 0  # `decoded` names broken links
+        paths_and_times.append((str(path.relative_to(folder)), changed))
     key = zlib.crc32(repr(("upright, 8 bits", paths_and_times)).encode())  # another text if pixels are read otherwise
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
 
@@ -796,9 +799,9 @@ PART = re.compile("(?<![a-z])(train|test|(val|valid|validation|dev|eval)(?![a-z]
 def role(names):
     """The names of the folders that lead to images -> (domain,) or (), part or "", (class,)"""
     for n in 0, 1:
-        holds_folders = len(names) > n + 1  # a class may be called train
-        if names[n:n + 1] == ("test",) or holds_folders and PART.search(names[n]):
-            return names[:n], names[n], names[n + 1:]
+        domain, rest = names[:n], names[n:]
+        if rest[:1] == ("test",) or (len(rest) > 1 and PART.search(rest[0])):  # a class may be called train
+            return domain, rest[0], rest[1:]
     return names[:1], "", names[1:]
 
 
@@ -1048,7 +1051,7 @@ class Run:
         self.args = args
         self.modules = modules
         self.rows = []  # of log.csv
-        self.folder = Path(args.resume) if args.resume else new_folder(args)
+        self.folder = new_folder(args) if args.resume is None else Path(args.resume)
         left_out = [*MACHINE_FLAGS, "out", "name", "trials", "contents"]
         about = {name: value for name, value in vars(args).items() if name not in left_out}
         (self.folder / "args.json").write_text(json.dumps(about, indent=1) + "\n")
@@ -1056,17 +1059,15 @@ class Run:
     def resume(self, state=()):
         """With --resume, load the models' weights and return the saved state. Otherwise return `state` unchanged.
         state: a tensor or a tuple of tensors; () if only the models are kept."""
-        if not self.args.resume:
+        if self.args.resume is None:
             return state
         saved = torch.load(self.folder / "checkpoint.pt", map_location=self.args.device, weights_only=True)
         for module, weights in zip(self.modules, saved["modules"], strict=True):
             module.load_state_dict(weights)
-        self.rows = saved["rows"]
-        for row in self.rows:
+        for row in saved["rows"]:
             # with a larger --rounds the old last round is no longer the last, and may not be due for a test
-            if not is_due(row["round"], self.args.eval_every, self.args):
-                for name in [name for name in row if name.startswith("acc_")]:
-                    del row[name]
+            tested = is_due(row["round"], self.args.eval_every, self.args)
+            self.rows.append({name: value for name, value in row.items() if tested or not name.startswith("acc_")})
         self.write_log()  # without the rounds after the checkpoint, which run again
         print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
         return saved["state"]
@@ -1078,15 +1079,16 @@ class Run:
             yield t
 
     def report(self, t, scores, losses, up, down, **extra):
-        """End round t: log it and print a line. Exits with status 1 if a client's loss is not finite.
+        """End round t: log it and print a line. Exits with status 1 if a loss or an extra number is not finite.
 
         scores: {name: accuracy in %}, or {} in a round without evaluation; they become columns acc_<name>. The
         last lines and the table of common.py show only "classifier", "prototype", "anchor" and "test".
         losses: the clients', [tensor]; up, down: how many floats all clients sent and received; extra: further
         columns, numbers or detached tensors, which curves.png shows if their names end in "loss"."""
         losses = torch.stack(losses)
-        if not losses.isfinite().all():
-            sys.exit(f"round {t}: a client's loss is not finite; try a smaller --lr (now {self.args.lr:g}) or λ")
+        for what, values in {"a client's loss": losses, **extra}.items():
+            if not torch.as_tensor(values).isfinite().all():
+                sys.exit(f"round {t}: {what} is not finite; try a smaller --lr (now {self.args.lr:g}) or λ")
 
         row = {"round": t}
         for name, value in scores.items():
@@ -1216,10 +1218,10 @@ def summarize(run):
 def print_what_next(args):
     """Commands to type after a run. The flags that begin with --lam are the weights of a method's terms."""
     weights = [name for name in vars(args) if name.startswith("lam")]
-    if any(getattr(args, name) for name in weights) and not args.resume:
+    if any(getattr(args, name) for name in weights) and args.resume is None:
         off = " ".join(f"--{name.replace('_', '-')} 0" for name in weights)
         print(f"the same without guidance: python {shlex.join(sys.argv)} {off} --name off")
-    print(f"all runs in one table: python common.py {args.out}/*")
+    print(f"all runs in one table: python common.py {shlex.quote(args.out)}/*")
 
 
 @contextlib.contextmanager
@@ -1255,9 +1257,9 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
     names = [name[:24] for name in data.class_names]  # leaves room for the picture
     if net is None:
         chosen = with_a_shared_class(clients, len(names))
-        groups = {f"client {client.id} {client.domain}"[:24].strip(): (client.net, client.test) for client in chosen}
+        groups = {f"client {client.id} {client.domain}".strip(): (client.net, client.test) for client in chosen}
     else:
-        groups = {name[:24]: (net, images) for name, images in list(tests.items())[:len(MARKERS)]}
+        groups = {name: (net, images) for name, images in list(tests.items())[:len(MARKERS)]}
 
     plots = {"partition": lambda: plot_partition(clients, names), "curves": lambda: plot_curves(read_log(run.log)),
              "features": lambda: plot_features(groups, prototypes, labels, names, run.args.seed)}
@@ -1274,7 +1276,8 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
 def with_a_shared_class(clients, C):
     """Six clients with many test images of one class: the class of which the sixth client has the most."""
     n = np.stack([np.bincount(client.test.y.cpu(), minlength=C) for client in clients])  # (K, C)
-    shared = np.sort(n, axis=0)[-6:][0].argmax()
+    sixth_largest = np.sort(n, axis=0)[-6:][0]                        # (C,); with fewer clients the smallest
+    shared = sixth_largest.argmax()
     chosen = n[:, shared].argsort(kind="stable")[-6:]
     return [clients[i] for i in sorted(chosen)]
 
@@ -1306,7 +1309,7 @@ def plot_curves(log):
     figure = Figure(figsize=(11, 4.5))
     left, right = figure.subplots(1, 2)
     accuracies = [column for column in log if column.startswith("acc_")]
-    losses = [column for column in log if column.endswith("loss")]
+    losses = [column for column in log if column.endswith("loss") and column not in accuracies]
     for axis, label, columns in (left, "accuracy (%)", accuracies), (right, "loss", losses):
         for column, marker in zip(columns, itertools.cycle(MARKERS)):
             axis.plot(*curve(log, column), marker=marker, label=in_words(column)[:24])
@@ -1352,17 +1355,17 @@ def plot_features(groups, prototypes, labels, names, seed):
     axis = figure.subplots()
     stars = []
     for n, c in enumerate(sorted(frequent)):
-        axis.scatter([], [], marker="s", color=f"C{n}", label=names[c])
+        axis.scatter([], [], marker="s", color=f"C{n}", label=names[c])  # a point for the legend only
         for name, marker in zip(groups, MARKERS):
             x1, x2 = points[(y == c) & (group == name)].T
             axis.scatter(x1, x2, 16, f"C{n}", marker=marker, edgecolor="none", alpha=0.7)
         x1, x2 = points[(y == c) & (group == "server")].T
         axis.scatter(x1, x2, 180, f"C{n}", marker="*", edgecolor="black", alpha=0.7)
-        stars += [(x, y, names[c]) for x, y in zip(x1, x2)]
+        stars += [(*place, names[c]) for place in zip(x1, x2)]
     if len(labels) <= len(names):
         name_stars(axis, stars)
     for name, marker in zip(groups, MARKERS):
-        axis.scatter([], [], marker=marker, color="black", label=name)
+        axis.scatter([], [], marker=marker, color="black", label=name[:24])  # a point for the legend only
     if len(labels):
         axis.scatter([], [], marker="*", color="black", label="server")
     axis.set(xticks=[], yticks=[], xlabel=f"test images\n{method}")
@@ -1441,23 +1444,43 @@ def print_cluster_quality(net, tests, seed):
 
 # --- comparing runs -------------------------------------------------------------------------------
 
+# runs that differ in these have other models, images or clients
 TASK_FLAGS = ["--model", "--small-stem", "--feature-dim", "--image-size", "--subset", "--clients", "--participation",
-              "--validation", *PARTITION_OF]  # runs that differ in these have other models, images or clients
+              "--batch-size", "--validation", *PARTITION_OF]
 
 
 def compare(folders):
     """For each data set and partition print a table of runs and draw compare-<dataset>-<partition>.png. Runs that
     differ only in the seed share a row, mean ± std."""
-    tables = {}           # {data set and partition: {row: {seed: log}}}
-    flags_of_row = {}
     paths = []
     for pattern in folders:  # such as runs/*, if the shell has not expanded it
         paths += sorted(glob.glob(str(pattern))) or [pattern]
-    for folder in map(Path, paths):
-        if not (folder / "log.csv").exists():
+    tables, flags_of_row = read_runs(map(Path, paths))
+    if not tables:
+        fail("no run folders given; try: python common.py runs/*")
+
+    print("best %: the best round's, selected on validation images if there are any, else on test images\n"
+          "lead: final % minus the majority class's, which always answers a client's most frequent training class\n"
+          "clients' classifiers and prototypes are tested on the clients' own images, a global model on the server's")
+    for title, table in tables.items():
+        print_table(title, table, flags_of_row)
+        path = Path(paths[0]).parent / f"compare-{title}.png"
+        with only_a_warning(path):
+            plot_comparison(title, table).savefig(path)
+            print(f"drawn in {path}")
+
+
+def read_runs(folders):
+    """The logs of run folders -> {data set and partition: {row: {seed: log}}}, and each row's flags, {row: flags}."""
+    tables, flags_of_row = {}, {}
+    for folder in folders:
+        if not folder.exists():
+            fail(f"{folder}: no such folder")
+        if not folder.is_dir():  # runs/* matches pictures as well
             continue
-        log = read_log(folder / "log.csv")
-        if not predictions(log):  # no round has been tested yet
+        log = read_log(folder / "log.csv") if (folder / "log.csv").exists() else {}
+        if not predictions(log):
+            print(f"{folder}: left out, no tested round in a log.csv")
             continue
         settings = json.loads((folder / "args.json").read_text())
         seed, flags = settings["seed"], as_flags(settings)
@@ -1468,30 +1491,24 @@ def compare(folders):
             flags_of_row[row] = flags
         table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
         table.setdefault(row, {})[seed] = log
-    if not tables:
-        fail("no run folders given; try: python common.py runs/*")
+    return tables, flags_of_row
 
-    print("best %: the best round's, selected on validation images if there are any, else on test images\n"
-          "lead: final % minus the majority class's, which always answers a client's most frequent training class\n"
-          "clients' classifiers and prototypes are tested on the clients' own images, a global model on the server's")
-    for title, table in tables.items():
-        flags = [flags_of_row[row] for row in table]
-        all_flags = dict.fromkeys(itertools.chain(*flags))
-        different = [flag for flag in all_flags if len({of_row.get(flag) for of_row in flags}) > 1]
-        print(f"\n{title}")
-        other_task = [flag for flag in different if flag in TASK_FLAGS]
-        if other_task:
-            print(f"careful: not all rows have the same {', '.join(other_task)}; see below the table")
-        print("| run | seeds | accuracy of | best % | final % | lead |\n|---|---|---|---|---|---|")
-        for row, logs in table.items():
-            print_row(row, logs)
-        for row, its_flags in zip(table, flags):
-            if different:
-                print(f"{row}:", *[f"{flag} {its_flags[flag]}" for flag in different if flag in its_flags])
-        path = Path(paths[0]).parent / f"compare-{title}.png"
-        with only_a_warning(path):
-            plot_comparison(title, table).savefig(path)
-            print(f"drawn in {path}")
+
+def print_table(title, table, flags_of_row):
+    """A table {row: {seed: log}}, and below it the flags in which its rows differ."""
+    flags = [flags_of_row[row] for row in table]
+    all_flags = dict.fromkeys(itertools.chain(*flags))
+    different = [flag for flag in all_flags if len({of_row.get(flag) for of_row in flags}) > 1]
+    print(f"\n{title}")
+    other_task = [flag for flag in different if flag in TASK_FLAGS]
+    if other_task:
+        print(f"careful: not all rows have the same {', '.join(other_task)}; see below the table")
+    print("| run | seeds | accuracy of | best % | final % | lead |\n|---|---|---|---|---|---|")
+    for row, logs in table.items():
+        print_row(row, logs)
+    for row, its_flags in zip(table, flags):
+        if different:
+            print(f"{row}:", *[f"{flag} {its_flags[flag]}" for flag in different if flag in its_flags])
 
 
 def as_flags(settings):
@@ -1671,7 +1688,7 @@ def preset(args, settings):
     """The data set's defaults; what the user types overrides them."""
     if args.dataset in settings:
         return settings[args.dataset]
-    if "domains" in settings and len(domain_folders(Path(args.data, args.dataset))) > 1:
+    if "domains" in settings and has_domains(Path(args.data, args.dataset)):
         return settings["domains"]
     return settings["default"]
 
@@ -1694,7 +1711,7 @@ def resumed_settings(first, script, typed):
     folder = first.resume
     try:  # weights_only: no code in the file runs
         saved = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
-        settings, done = saved["settings"], len(saved["rows"])
+        settings, done, last = saved["settings"], len(saved["rows"]), saved["rows"][-1]
     except Exception:  # a damaged file can raise anything
         fail(f"--resume {folder}: no checkpoint.pt there (--checkpoint-every 0 writes none), or a damaged one")
     if settings["script"] != script:
@@ -1702,8 +1719,10 @@ def resumed_settings(first, script, typed):
     for flag in typed:
         if flag[2:].replace("-", "_") not in [*MACHINE_FLAGS, "rounds", "help"]:
             fail(f"{flag}: not allowed with --resume, which keeps the run's settings")
-    if "--rounds" in typed and first.rounds < done:
-        fail(f"--rounds {first.rounds}: {folder} has run {done} rounds already")
+    was_tested = any(column.startswith("acc_") for column in last)
+    least = done if was_tested else done + 1  # a run's last round is tested
+    if "--rounds" in typed and first.rounds < least:
+        fail(f"--rounds {first.rounds}: {folder} has run {done} rounds already; at least {least}")
     return settings | dict(no_plots=False, trials=1)
 
 
@@ -1728,6 +1747,9 @@ def parse(script, description, settings, add_flags, words=None):
             fail(f"{flag}: only for --partition {partition}")
     if args.clients is None and args.partition != "domain":
         fail(f"--partition {args.partition}: also needs --clients")
+    architectures = GROUPS.get(args.model, [args.model])
+    if "--small-stem" in typed and not any(name.startswith("resnet") for name in architectures):
+        fail(f"--small-stem: only for ResNets, not for --model {args.model}")
     args.device = choose_device(args.device)
     return args
 
@@ -1747,7 +1769,8 @@ def run_script(script, description, main, settings, add_flags, words=None):
         except KeyboardInterrupt:
             sys.exit("\nstopped; if the run's folder holds a checkpoint.pt, --resume FOLDER continues from it")
         except (Exception, SystemExit) as error:
-            if args.trials == 1 or (not results and getattr(error, "code", 1) == 2):  # a bad flag, for any seed
+            bad_flag = isinstance(error, SystemExit) and error.code == 2  # it fails with any seed
+            if args.trials == 1 or (bad_flag and not results):
                 raise
             print(f"seed {seed} failed: {error if isinstance(error, SystemExit) else repr(error)}", file=sys.stderr)
     if args.trials > 1 and results:

@@ -296,6 +296,21 @@ def test_a_class_that_is_a_broken_link_is_named(tmp_path):
     assert str(tmp_path / "s" / "train" / "c") in stop.value.code
 
 
+@pytest.mark.parametrize("folders, several", [
+    ("s/x/{a,b} s/y/{a,b}", True),
+    ("s/x/train/{a,b} s/y/train/{a,b}", True),
+    ("s/x/{a,b} s/.y/{a,b}", False),              # hidden
+    ("s/train/{a,b} s/x/{a,b} s/y/{a,b}", False),  # train/ holds the classes
+])
+def test_has_domains(folders, several, tmp_path):
+    pictures(tmp_path, folders)
+    assert common.has_domains(tmp_path / "s") == several
+    (tmp_path / "linked").mkdir()
+    for folder in (tmp_path / "s").glob("[!.]*"):
+        (tmp_path / "linked" / folder.name).symlink_to(folder)
+    assert common.has_domains(tmp_path / "linked") == several
+
+
 @pytest.mark.parametrize("name", ["absent", "empty"])
 def test_missing_data_says_where_and_what(name, tmp_path):
     (tmp_path / "empty" / "train" / "a").mkdir(parents=True)

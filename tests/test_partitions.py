@@ -171,9 +171,10 @@ def test_the_scarcest_class_decides():
     (dict(clients=4, images_per_class=7), [(70, "c"), (70, "a"), (70, "b"), (70, "c")]),
     (dict(domain_clients={"b": 3, "a": 1}), [(334, "b"), (333, "b"), (333, "b"), (1000, "a")]),
     (dict(domain_clients={"b": 2, "a": 1}, domain_fraction=0.25), [(250, "b"), (250, "b"), (250, "a")]),
+    (dict(domain_clients={"b": 400}, domain_fraction=0.0025), [(2, "b")] * 400),
 ])
 def test_domains(flags, want):
-    """Each client has one domain and shares no image; 234.6 images are 235."""
+    """Each client has one domain and shares no image; 234.6 images are 235, but 2.5 are 2 if the domain has no more."""
     parts = split(TEN, DOMAINS, partition="domain", **flags)
     assert [(len(part), *set(DOMAINS[part])) for part in parts] == want
     assert len(set(np.concatenate(parts))) == sum(len(part) for part in parts)

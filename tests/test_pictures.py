@@ -250,7 +250,16 @@ def test_rows_print_the_flags_in_which_they_differ(tmp_path, capsys):
 def test_nothing_to_compare(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         common.compare([tmp_path, a_run(tmp_path / "x", "round,loss\n1,2.3\n")])  # no log; no accuracy yet
-    assert stop.value.code == 2 and "no run folders" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert stop.value.code == 2 and "no run folders" in printed.err
+    assert f"{tmp_path}: left out" in printed.out and f"{tmp_path / 'x'}: left out" in printed.out
+
+
+def test_a_mistyped_folder_is_named(tmp_path, capsys):
+    good = a_run(tmp_path / "x", "round,acc_test\n1,50\n")
+    with pytest.raises(SystemExit):
+        common.compare([good, tmp_path / "y"])
+    assert f"{tmp_path / 'y'}: no such folder" in capsys.readouterr().err
 
 
 def test_compare_as_a_program(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-import common, fedproto
+import common, fedproto, fedtgp
 from conftest import SMALL, arguments, checkpoint, every_script, log, numbers
 
 
@@ -49,6 +49,15 @@ def test_more_rounds_leave_no_test_that_is_not_due(run):
     assert "acc_classifier" in log(folder)[2]
     run("fedproto", "--no-plots --rounds 5 --resume", folder)
     assert numbers(folder) == numbers(whole)
+
+
+def test_a_run_does_not_end_with_an_untested_round(run, refused):
+    """A run killed after a round without a test cannot be made to end there."""
+    folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder
+    saved = checkpoint(folder)
+    saved["rows"][-1] = {"round": 2, "loss": 1.0}
+    torch.save(saved, folder / "checkpoint.pt")
+    assert "has run 2 rounds already; at least 3" in refused("fedproto", "--rounds 2 --resume", folder)
 
 
 def test_a_resumed_run_knows_its_settings(run, monkeypatch):
@@ -117,7 +126,7 @@ def test_a_resumed_run_keeps_its_settings(run, refused):
     assert "--dataset: not allowed" in refused("fedproto", "--dataset=glyphs --resume", folder)
     for words in "--name new", "--seed 1", "--out other", "--eval-every 2", "--subset 0.5":
         assert f"{words.split()[0]}: not allowed" in refused("fedproto", words, "--resume", folder)
-    assert "has run 2 rounds already" in refused("fedproto", "--rounds 1 --resume", folder)
+    assert "has run 2 rounds already; at least 2" in refused("fedproto", "--rounds 1 --resume", folder)
     assert "was written by fedproto.py" in refused("fedsa", "--resume", folder)
     assert (folder / "args.json").read_text() == about
 
@@ -154,6 +163,13 @@ def test_checkpoints_that_are_refused(run, refused, monkeypatch, tmp_path):
         torch.save(other, file)
         assert "a damaged one" in refused("fedproto", "--resume", file.parent)
     assert not (tmp_path / "EVIL").exists()  # nothing from the file was run
+
+
+def test_a_server_loss_that_is_not_finite_is_named(run, monkeypatch):
+    """Clients notice one round too late: by then the checkpoint would be spoiled."""
+    monkeypatch.setattr(fedtgp, "server_update", lambda net, *_: (net().detach(), torch.tensor(torch.nan)))
+    with pytest.raises(SystemExit, match="round 1: server_loss is not finite"):
+        run("fedtgp", SMALL["fedtgp"])
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -188,6 +188,12 @@ def test_typed_flags_override_presets():
     assert (args.domain_clients, args.clients) == ({"amazon": 4, "dslr": 1}, None)
 
 
+def test_a_stem_that_no_model_has_is_refused(refused):
+    assert "--small-stem: only for ResNets" in refused("fedproto", "--model cnn4 --small-stem")
+    assert arguments("fedfm", "--dataset cifar100 --model cnn4").small_stem  # the preset's is ignored
+    assert arguments("fedproto", "--model htfe8 --small-stem").small_stem
+
+
 def test_defaults_that_no_script_sets():
     args = common.make_parser("").parse_args([])
     assert (args.data, args.subset, args.batches, args.checkpoint_every, args.out) == ("./data", 1, "all", 10, "runs")
