@@ -14,10 +14,11 @@ Part I is enough to understand a method's rounds. What `main` needs to know of R
         run.report(t, ...)           ends the round: a row of log.csv and a printed line
         run.checkpoint(t, state)     comes after report, because it saves the log as well
 
-A further trainable parameter goes into each client.net before Run or, with one global model, into that model before
-make_federation. Then checkpoints contain it.
+If you add a trainable parameter, put it into each client.net before Run or, with one global model, into that model
+before make_federation. Then checkpoints contain it. `load_dataset` and `make_clients`, in Part II, give main the
+images and the clients.
 
-Shapes: N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
+Shapes: n or N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
 """
 
 import argparse
@@ -93,7 +94,7 @@ class Net(nn.Module):
 
     def features(self, x):
         z = self.extractor((x / 255 - self.mean) / self.std)  # (B, any number)
-        # average pooling to D values, as in FedTGP and FedSA; it repeats values if there are fewer than D
+        # average pooling to D values, as in FedTGP and FedSA; fewer than D values are spread over D
         return F.adaptive_avg_pool1d(z, self.feature_dim)
 
     def forward(self, x):
@@ -178,7 +179,8 @@ def extract(net, x):
 
 
 def class_means(net, images):
-    """Each class's mean feature: a client's prototypes (Eq. 2 of FedProto, FedTGP and FedSA; Eq. 8 of FedFM).
+    """Each class's mean feature: a client's prototypes (Eq. 2 of FedTGP, which restates FedProto, and of FedSA; Eq. 8
+    of FedFM).
     -> means (C, D), zero for an absent class, and image counts (C,). Leaves the net in eval mode."""
     features = extract(net, images.x)                    # (n, D)
     one_hot = F.one_hot(images.y, net.num_classes)       # (n, C)

@@ -15,13 +15,14 @@ One round (C classes, D features, |w| floats in the model):
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 On glyphs (digits that the program draws): 4 clients, one per domain, 20 images of each class; 12 rounds, batches of 32.
-What we changed
+What we changed, mainly
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
-  Anchors  have length 1, as Eq. 6 requires; otherwise Eq. 4 has no lower bound.
-What the paper leaves open
+  Anchors  have length 1, as mean directions on a sphere do (Eq. 6); otherwise Eq. 4 has no lower bound.
+What the paper leaves open, mainly
   Shares   How much of its domain a client has. Ours are from FPL's and MarsFL's code; they matter a lot.
   Average  The weights. Ours are numbers of images; on digits a client with SVHN has ten times those of one with USPS.
-Equations, deviations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
+  FedAvg   With features of length 1 (--lam 0) or without? We take FedAvg without.
+All deviations, equations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, about a minute
     python fedlsa.py --dataset office                         Table 2 (also --dataset digits; --dataset pacs: Table 3)
@@ -48,11 +49,11 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     participation=1.0,      # Algorithm 1: all clients
     partition="domain",     # section "Datasets"
     model="cnn4",           # ψ, the encoder; kinds of layers as in the paper, sizes ours
-    feature_dim=128,        # D; the paper writes L and gives no value
+    feature_dim=128,        # D; the paper writes L, in Eq. 6 D, and gives no value
     rounds=100,             # T
     local_epochs=5,         # E_c
     batch_size=64,          # B
-    lr=0.01,                # η; not in the paper: from FPL's code (github.com/WenkeHuang/RethinkFL)
+    lr=0.01,                # η, which has no value in the paper: from FPL's code (github.com/WenkeHuang/RethinkFL)
     momentum=0.9,           # not in the paper: FPL's
     weight_decay=1e-5,      # not in the paper: FPL's
     server_steps=500,       # E_s
@@ -60,13 +61,13 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
 )
 # The paper tunes α (Eq. 5), λ (Eq. 10) and τ (Eqs. 4 and 8) over two values each, but does not say which data set uses
 # which. Our choice: the first of each on digits, the second on office and PACS.
-FIRST_VALUES = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
+FIRST_VALUES = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)               # of the two that the paper lists for each
 SECOND_VALUES = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {  # by --dataset; image sizes: Table 1
     # domain fractions are not in the paper: digits, office from FPL's code, PACS from github.com/WenkeHuang/MarsFL
     "digits": dict(FIRST_VALUES, domain_fraction=0.01, image_size=32,
                    domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # section "Datasets"
-    # our choice, also on PACS: ten clients take the domains in turn; on office amazon 3, caltech 3, dslr 2, webcam 2
+    # our choice, also on PACS: the ten clients take the domains in turn; on office amazon 3, caltech 3, dslr, webcam 2
     "office": dict(SECOND_VALUES, clients=10, domain_fraction=0.2, image_size=32),
     "pacs": dict(SECOND_VALUES, clients=10, domain_fraction=0.3, image_size=225),
     # not from the paper: other folders with domains, other data sets, glyphs; a short run needs no checkpoint
@@ -97,7 +98,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D); needed only if a resumed run has no round left
+    # (C, D); for the pictures, if a resumed run has no round left
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -110,7 +111,7 @@ def main(args):
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
-        # uploads = [client_update(client, anchors, t, args) for client in chosen], in parallel
+        # = [client_update(client, anchors, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, anchors, t, args)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
@@ -230,12 +231,12 @@ class SphereNet(Net):
     length 1."""
 
     def features(self, x):
-        return F.normalize(super().features(x), dim=1)
+        return F.normalize(super().features(x), dim=1)                # Net's pooling changes nothing: D values already
 
 
 def build_sphere_net(data, args):
     """SphereNet (with --no-sphere: Net) with random initial weights, on the device, and the encoder's output size I.
-    Its extractor is the encoder (the paper's ψ) followed by the projector (its varphi; phi is the classifier).
+    Its extractor is the encoder, the paper's ψ, followed by the projector, its φ; the classifier is its ϕ.
 
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
@@ -251,7 +252,7 @@ def build_sphere_net(data, args):
 
 def build_encoder(data, args):
     """The feature extractor of --model, alone, and how many values it gives for an image."""
-    name, _ = architecture(args.model, 0)                             # make_federation refuses groups of architectures
+    name, _ = architecture(args.model, 0)                             # a group's first; make_federation refuses groups
     pixels = data.x.shape[-1]
     encoder = build_extractor(name, pixels, args.small_stem)
     encoder.eval()                                                    # in train mode BatchNorm fails on one image
@@ -264,7 +265,7 @@ def build_encoder(data, args):
 
 def add_flags(group):
     group.add_argument("--lam", type=not_negative,
-                       help="λ in Eq. 10, weight of L_COM; 0: no anchors, FedAvg on the sphere")
+                       help="λ in Eq. 10, weight of the client's second term; 0: no anchors, FedAvg on the sphere")
     group.add_argument("--alpha", type=not_negative, help="α in Eq. 5, weight of the anchors' separation")
     group.add_argument("--tau", type=positive, help="τ in Eqs. 4 and 8, the temperature")
     group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")

@@ -1,6 +1,6 @@
 """FedProto: Federated Prototype Learning across Heterogeneous Clients.
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
-Equations, settings and tables below are those of FedTGP (AAAI 2024), which restates FedProto.
+Equations, settings and tables below are those of FedTGP (AAAI 2024), which restates FedProto, unless marked.
 
 Every client keeps its own model, of any architecture. For each of its classes it sends one vector, the prototype: the
 mean feature of its images of that class. The server averages these into one global prototype per class, and clients
@@ -17,12 +17,12 @@ Every client then classifies its held-out 25 % by nearest prototype (as in FedTG
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 What we changed, mainly
-  Eq. 4  compares images, not class means: scatter within a class is penalised, frequent classes weigh more.
-  Eq. 3  averages over participants, not over all clients with the class, and has no factor 1/|𝒩_c|, which would
-         shrink the prototype.
+  Eq. 4      We compare images, not class means: scatter within a class is penalised, frequent classes weigh more.
+  Eq. 3      We average over participants, not over all clients with the class, and leave out the factor 1/|𝒩_c|, which
+             would shrink the prototype.
+  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets no more, as in MOON.
 What the paper leaves open, mainly
-  Initial weights  are the same for clients with the same extractor.
-  Partition        A client that already holds 1/K of all images gets no more.
+  Initial weights  Clients with the same extractor start with the same.
 All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, about a minute
@@ -45,7 +45,7 @@ BASE = dict(                # FedTGP's "Implementation Details", unless a commen
     clients=20,             # K; FedTGP writes M
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
-    beta=0.1,               # β
+    beta=0.1,               # β, same place
     model="cnn4",           # FedSA's Table 1; FedTGP's main tables: htfe8, eight architectures
     feature_dim=512,        # D; FedTGP writes K, under "Model heterogeneity"
     rounds=1000,            # T
@@ -88,7 +88,7 @@ def main(args):
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
         down = len(chosen) * has_prototype.sum() * D                  # floats sent in step 1
-        # uploads = [client_update(client, prototypes, has_prototype, t, args) for client in chosen], in parallel
+        # = [client_update(client, prototypes, has_prototype, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)

@@ -8,20 +8,21 @@ guide the clients' features and classifiers.
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
   2. Each participant trains on cross-entropy
-     + λ1 · the distance of its features to their class's anchor (L_R, Eq. 5)
+     + λ1 · the mean distance from an image's features to its class's anchor (L_R, Eq. 5)
      + λ2 · a contrastive loss: that anchor should be nearer than any other, by a margin d* (L_MCL, Eqs. 6 and 7)
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
-Every client then classifies its held-out 25 % by nearest anchor and by its classifier. The paper does not say which.
+Every client then classifies its held-out 25 % by nearest anchor and by its classifier. The paper does not say which of
+the two its tables report.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 What we changed, mainly
-  Embedding  of the anchors is frozen; the paper calls it trainable but gives no loss for it.
-  Eqs. 5, 7  compare images, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here, which pulls less.
+  Embedding  Ours is frozen; the paper calls it trainable but gives no loss for it.
+  Eqs. 5, 7  We compare images, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here: a weaker pull.
+  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets no more, as in MOON.
 What the paper leaves open, mainly
-  Initial weights  are the same for clients with the same extractor.
-  Partition        A client that already holds 1/K of all images gets no more.
+  Initial weights  Clients with the same extractor start with the same.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, about a minute
@@ -43,10 +44,10 @@ from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate
 # --- settings ---------------------------------------------------------------------------------------
 
 BASE = dict(                # the paper's "Implementation details", unless a comment says otherwise
-    clients=20,             # K, the paper's m; cross-silo. Cross-device, the paper's main setting: 100
+    clients=20,             # K, the paper's m; cross-silo, as in FedTGP. Cross-device, the paper's main setting: 100
     participation=1.0,      # ρ, cross-silo; cross-device: 0.1
     partition="dirichlet",  # "Statistical heterogeneity"
-    beta=0.1,               # β
+    beta=0.1,               # β, same place
     model="cnn4",           # "Statistical heterogeneity"
     feature_dim=512,        # D; the paper also writes K, under "Model heterogeneity"
     rounds=1000,            # T
@@ -60,7 +61,7 @@ BASE = dict(                # the paper's "Implementation details", unless a com
     lam_mcl=None,           # λ2, Eq. 9; main sets it: 0.01 for one architecture, 1 for several
     lam_cc=1.0,             # λ3, Eq. 9
     alpha=0.9999,           # α, Eq. 10
-    distance="euclidean",   # d in Eq. 5, text below it; Eqs. 6 and 7 are always Euclidean
+    distance="euclidean",   # d in Eq. 5, text below it; --distance does not change Eqs. 6 and 7
     projection="mlp",       # layers of the embedding; not in the paper: from the authors' code
 )
 SETTINGS = {  # by --dataset
@@ -93,8 +94,8 @@ def main(args):
     anchors = run.resume(anchors)                                     # with --resume: from the checkpoint
 
     for t in run.rounds():
-        chosen = participants(clients, t, args)                       # m participants
-        # uploads = [client_update(client, anchors, t, args) for client in chosen], in parallel
+        chosen = participants(clients, t, args)                       # m participants (m is not the paper's)
+        # = [client_update(client, anchors, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, anchors, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)

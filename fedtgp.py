@@ -17,12 +17,12 @@ Every client then classifies its held-out 25 % by nearest prototype (the paper's
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 What we changed, mainly
-  Eq. 11  compares images, not class means: scatter within a class is penalised, frequent classes weigh more.
-  Eq. 10  is averaged over a batch of client prototypes; the paper sums over all of them.
+  Eq. 11     We compare images, not class means: scatter within a class is penalised, frequent classes weigh more.
+  Eq. 10     We average over a batch of client prototypes; the paper sums over all of them.
+  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets no more, as in MOON.
 What the paper leaves open, mainly
-  Initial weights  are the same for clients with the same extractor.
+  Initial weights  Clients with the same extractor start with the same.
   Server           Its optimiser, batches and F's hidden layer are those of the authors' code.
-  Partition        A client that already holds 1/K of all images gets no more.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, about a minute
@@ -47,7 +47,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     clients=20,             # K; the paper writes M
     participation=1.0,      # ρ
     partition="dirichlet",  # "Statistical heterogeneity", the practical setting
-    beta=0.1,               # β
+    beta=0.1,               # β, same place
     model="cnn4",           # FedSA's Table 1; this paper's main tables: htfe8, eight architectures
     feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
     rounds=1000,            # T
@@ -94,7 +94,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        # uploads = [client_update(client, prototypes, t, args) for client in chosen], in parallel
+        # = [client_update(client, prototypes, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, prototypes, t, args)
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)

@@ -66,7 +66,7 @@ def main(args):
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
-        # uploads = [client_update(client, t, args) for client in chosen], in parallel
+        # = [client_update(client, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, t, args)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]
