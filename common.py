@@ -691,6 +691,8 @@ def load_dataset(args):
     show_progress(f"loading {args.dataset} ...")
     if args.dataset == "glyphs":
         data = glyphs(size)
+        if folder.is_dir():
+            print(f"glyphs are drawn by the program; {folder} is not read")
     elif args.dataset in TORCHVISION and not folder.is_dir():
         data = download(args.dataset, folder, size)
     else:
