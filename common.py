@@ -37,6 +37,7 @@ import shlex
 import sys
 import textwrap
 import time
+import traceback
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -537,31 +538,36 @@ def iid(y, domain, args, rng):
 
 
 def dirichlet(y, domain, args, rng):
-    """FedTGP's "practical" setting, also FedSA's, and FedFM's NIID-1: each class is divided by shares from Dir(β).
-
-    A client that already holds N/K images gets nothing of the remaining classes, as in PFLlib's generator and FedFM's
-    code. If the smallest client has too few images (`fewest_images`), we draw again. After 100 draws we take the one
-    whose smallest client is largest."""
+    """FedTGP's "practical" setting, also FedSA's, and FedFM's NIID-1. If the smallest client has too few images
+    (`fewest_images`), we draw again. After 100 draws we take the one whose smallest client is largest."""
     best_minimum = -1
     for _ in range(100):
-        owner = np.empty(len(y), int)  # of each image
-        held = np.zeros(args.clients, int)
-        for c in np.unique(y):
-            index = rng.permutation(np.flatnonzero(y == c))
-            has_room = held < len(y) / args.clients
-            shares = rng.dirichlet(np.full(args.clients, args.beta)) * has_room
-            if shares.sum() == 0:  # a tiny β may give everything to clients that are full
-                shares = has_room
-            ends = np.round(np.cumsum(shares / shares.sum()) * len(index)).astype(int)
-            counts = np.diff(ends, prepend=0)
-            owner[index] = np.repeat(np.arange(args.clients), counts)
-            held = held + counts
-        if held.min() > best_minimum:
-            best_minimum = held.min()
+        owner = dirichlet_owners(y, args.clients, args.beta, rng)
+        minimum = np.bincount(owner, minlength=args.clients).min()
+        if minimum > best_minimum:
+            best_minimum = minimum
             best_owner = owner
         if best_minimum >= fewest_images(y, args):
             break
     return [np.flatnonzero(best_owner == i) for i in range(args.clients)]
+
+
+def dirichlet_owners(y, K, beta, rng):
+    """Divide each class by shares from Dir(β) -> the client of each image (N,). A client that already holds N/K images
+    gets nothing of the remaining classes, as in MOON's, PFLlib's and FedFM's code."""
+    owner = np.empty(len(y), int)
+    held = np.zeros(K, int)
+    for c in np.unique(y):
+        index = rng.permutation(np.flatnonzero(y == c))
+        has_room = held < len(y) / K
+        shares = rng.dirichlet(np.full(K, beta)) * has_room
+        if shares.sum() == 0:  # a tiny β may give everything to clients that are full
+            shares = has_room
+        ends = np.round(np.cumsum(shares / shares.sum()) * len(index)).astype(int)
+        counts = np.diff(ends, prepend=0)
+        owner[index] = np.repeat(np.arange(K), counts)
+        held += counts
+    return owner
 
 
 def pathological(y, domain, args, rng):
@@ -689,11 +695,12 @@ def load_dataset(args):
     folder = Path(args.data, args.dataset)
     size = args.image_size or PIXELS.get(args.dataset, 32)
     show_progress(f"loading {args.dataset} ...")
+    beside = [place.name for place in folder.parent.glob("*")]  # folder.is_dir() would take data/MNIST on Windows
     if args.dataset == "glyphs":
         data = glyphs(size)
         if folder.is_dir():
             print(f"glyphs are drawn by the program; {folder} is not read")
-    elif args.dataset in TORCHVISION and not folder.is_dir():
+    elif args.dataset in TORCHVISION and args.dataset not in beside:
         data = download(args.dataset, folder, size)
     else:
         data = image_folder(folder, size)
@@ -745,7 +752,9 @@ def image_folder(folder, size):
     skipped = [f"{n:,} {kind}" for kind, n in kinds.most_common()]
     rows = sort_images(folder, images)
     if not rows:
-        exit_without_data(folder, f"no folders of images there; other files: {few(skipped) or 'none'}")
+        loose = sum(map(len, images.values()))
+        exit_without_data(folder, f"no folders of images there; {loose:,} images outside of folders; "
+                                  f"other files: {few(skipped) or 'none'}")
 
     paths, class_of_image, domain_of_image, is_test = zip(*rows)
     class_names, y = np.unique(class_of_image, return_inverse=True)
@@ -753,7 +762,7 @@ def image_folder(folder, size):
     paths_and_times = []
     for path in paths:
         changed = path.stat().st_mtime_ns if path.exists() else 0  # `decoded` names broken links
-        paths_and_times.append((str(path.relative_to(folder)), changed))
+        paths_and_times.append((path.relative_to(folder).as_posix(), changed))
     key = zlib.crc32(repr(("upright, 8 bits", paths_and_times)).encode())  # another text if pixels are read otherwise
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
 
@@ -802,11 +811,15 @@ PART = re.compile("(?<![a-z])(train|test|(val|valid|validation|dev|eval)(?![a-z]
 
 def role(names):
     """The names of the folders that lead to images -> (domain,) or (), part or "", (class,)"""
-    for n in 0, 1:
-        domain, rest = names[:n], names[n:]
-        if rest[:1] == ("test",) or (len(rest) > 1 and PART.search(rest[0])):  # a class may be called train
-            return domain, rest[0], rest[1:]
-    return names[:1], "", names[1:]
+    def begins_with_part(names):
+        return names[:1] == ("test",) or (len(names) > 1 and PART.search(names[0]))  # a class may be called train
+
+    domain, rest = names[:1], names[1:]
+    if begins_with_part(names):                    # train/<class>
+        return (), names[0], rest
+    if begins_with_part(rest):                     # <domain>/train/<class>
+        return domain, rest[0], rest[1:]
+    return domain, "", rest                        # <domain>/<class>
 
 
 def sort_images(folder, images):
@@ -824,26 +837,7 @@ def sort_images(folder, images):
 
     rows = []
     for domain, parts in sorted(layout.items()):
-        place = Path(folder, *domain)
-        divided = sorted(set(parts) - {""})
-        if divided and divided != ["train"] and not {"train", "test"} <= set(divided):
-            exit_without_data(folder, f"{place} is divided into {', '.join(divided)}; rename these folders to train and "
-                                      f"test, or move them away")
-        samples = []  # (path, class, part)
-        for part in ("train", "test") if divided else ("",):
-            for class_name, paths in parts.get(part, {}).items():
-                if len(class_name) > 1:
-                    exit_without_data(folder, f"{Path(place, part, class_name[0])} holds folders, such as "
-                                              f"{class_name[1]}; if they are the classes, move them one level up")
-                if class_name:
-                    samples += [(path, class_name[0], part) for path in paths]
-                elif len(parts[part]) == 1:
-                    exit_without_data(folder, f"{place / part} holds images, not folders of classes; move it away or, "
-                                              f"if it is a class, into {folder / 'all'} or {folder / 'train'}")
-        is_test = [part == "test" for _, _, part in samples]
-        if not divided:
-            is_test = test_images(folder.name, place.name, len(samples))
-        rows += [(path, name, place.name, chosen) for (path, name, _), chosen in zip(samples, is_test)]
+        rows += sort_domain(folder, Path(folder, *domain), parts)
 
     classes = {name for _, name, _, _ in rows}
     untrained = sorted(classes - {name for _, name, _, chosen in rows if not chosen})
@@ -852,6 +846,38 @@ def sort_images(folder, images):
     if len(classes) == 1:
         exit_without_data(folder, f"{few(list(classes))} is the only class")
     return rows
+
+
+def sort_domain(folder, place, parts):
+    """One domain, or all of a data set without domains. parts {"train", "test" or "": {class: [path]}} -> as
+    `sort_images`."""
+    divided = sorted(set(parts) - {""})
+    if not divided:
+        samples = samples_of_part(folder, place, "", parts)
+        chosen = test_images(folder.name, place.name, len(samples))
+        return [(path, name, place.name, is_test) for (path, name), is_test in zip(samples, chosen)]
+    if divided != ["train"] and not {"train", "test"} <= set(divided):
+        exit_without_data(folder, f"{place} is divided into {', '.join(divided)}; rename these folders to train and "
+                                  f"test, or move them away")
+    rows = []
+    for part in "train", "test":
+        rows += [(path, name, place.name, part == "test") for path, name in samples_of_part(folder, place, part, parts)]
+    return rows
+
+
+def samples_of_part(folder, place, part, parts):
+    """-> [(path, class)]"""
+    samples = []
+    for class_name, paths in parts.get(part, {}).items():
+        if len(class_name) > 1:
+            exit_without_data(folder, f"{Path(place, part, class_name[0])} holds folders, such as {class_name[1]}; if "
+                                      f"they are the classes, move them one level up")
+        if class_name:
+            samples += [(path, class_name[0]) for path in paths]
+        elif len(parts[part]) == 1:
+            exit_without_data(folder, f"{place / part} holds images, not folders of classes; move it away or, if it is "
+                                      f"a class, into {folder / 'all'} or {folder / 'train'}")
+    return samples
 
 
 def test_images(dataset, domain, n):
@@ -903,11 +929,15 @@ def decoded(read, names, size, cache, key):
         more = [f"and {len(failed) - 10:,} more"] if len(failed) > 10 else []
         sys.exit("\n  ".join(["cannot decode:", *sorted(failed)[:10], *more]))
     tensors = (torch.from_numpy(pixels).permute(0, 3, 1, 2), labels)
-    if os.access(cache.parent, os.W_OK):  # a course's folder may be read-only for its students
-        scratch = cache.with_suffix(f".{os.getpid()}")  # renamed when it is complete
+    scratch = cache.with_suffix(f".{os.getpid()}")  # renamed when it is complete
+    try:
         torch.save({"key": key, "tensors": tensors}, scratch)
         scratch.replace(cache)
         print(f"kept in {cache} ({cache.stat().st_size / 1e6:.0f} MB)")
+    except (OSError, RuntimeError) as error:  # the disk is full, or a course's folder read-only for its students
+        print(f"not kept in {cache}: {error}")
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
     return tensors
 
 
@@ -922,6 +952,8 @@ def download(name, folder, size):
         options = [{"split": "train"}, {"split": "test"}]
     try:
         parts = [dataset_class(root, download=True, **option) for option in options]
+    except ImportError as error:  # SVHN and Flowers102 need scipy
+        fail(f"--dataset {name}: {error}; install it with pip")
     except Exception as error:
         reason = " ".join(str(error).split())
         exit_without_data(folder, f"not there, and the download to {root} failed; no internet? ({reason})")
@@ -1065,7 +1097,7 @@ class Run:
         state: a tensor or a tuple of tensors; () if only the models are kept."""
         if self.args.resume is None:
             return state
-        saved = torch.load(self.folder / "checkpoint.pt", map_location=self.args.device, weights_only=True)
+        saved = torch.load(self.folder / "checkpoint.pt", map_location="cpu", weights_only=True)
         for module, weights in zip(self.modules, saved["modules"], strict=True):
             module.load_state_dict(weights)
         for row in saved["rows"]:
@@ -1074,7 +1106,9 @@ class Run:
             self.rows.append({name: value for name, value in row.items() if tested or not name.startswith("acc_")})
         self.write_log()  # without the rounds after the checkpoint, which run again
         print(f"resuming after round {len(self.rows)} of {self.args.rounds}")
-        return saved["state"]
+        if isinstance(state, torch.Tensor):
+            return saved["state"].to(self.args.device)
+        return tuple(tensor.to(self.args.device) for tensor in saved["state"])
 
     def rounds(self):
         """The rounds that are still to run, beginning with 1."""
@@ -1159,7 +1193,7 @@ def new_folder(args):
 def show_progress(text):
     """One line on the terminal, which the next overwrites; nothing if standard error is a file."""
     if sys.stderr.isatty():
-        print(f"\r{text:40}\r", end="", file=sys.stderr, flush=True)
+        print(f"\r{text[:40]:40}\r", end="", file=sys.stderr, flush=True)
 
 
 # --- the log and its last lines -------------------------------------------------------------------
@@ -1225,7 +1259,8 @@ def print_what_next(args):
     if any(getattr(args, name) for name in weights) and args.resume is None:
         off = " ".join(f"--{name.replace('_', '-')} 0" for name in weights)
         print(f"the same without guidance: python {shlex.join(sys.argv)} {off} --name off")
-    print(f"all runs in one table: python common.py {shlex.quote(args.out)}/*")
+    out = args.out if args.resume is None else str(Path(args.resume).parent)
+    print(f"all runs in one table: python common.py {shlex.quote(out)}/*")
 
 
 @contextlib.contextmanager
@@ -1459,9 +1494,9 @@ def compare(folders):
     paths = []
     for pattern in folders:  # such as runs/*, if the shell has not expanded it
         paths += sorted(glob.glob(str(pattern))) or [pattern]
-    tables, flags_of_row = read_runs(map(Path, paths))
+    tables, flags_of_row = read_runs(dict.fromkeys(map(Path, paths)))
     if not tables:
-        fail("no run folders given; try: python common.py runs/*")
+        fail("no folder of a run with a tested round; try: python common.py runs/*")
 
     print("best %: the best round's, selected on validation images if there are any, else on test images\n"
           "lead: final % minus the majority class's, which always answers a client's most frequent training class\n"
@@ -1475,8 +1510,9 @@ def compare(folders):
 
 
 def read_runs(folders):
-    """The logs of run folders -> {data set and partition: {row: {seed: log}}}, and each row's flags, {row: flags}."""
-    tables, flags_of_row = {}, {}
+    """The logs of run folders -> {data set and partition: {row: {seed: log}}}, and each row's flags, {row: flags}.
+    A row is called like its folders without the seed or, if another row has that name, like its first folder."""
+    tables, flags_of_row, stem_of_row = {}, {}, {}
     for folder in folders:
         if not folder.exists():
             fail(f"{folder}: no such folder")
@@ -1489,11 +1525,15 @@ def read_runs(folders):
         settings = json.loads((folder / "args.json").read_text())
         seed, flags = settings["seed"], as_flags(settings)
         rounds = f" ({len(log['round'])} rounds)"
-        row = str(folder).removesuffix(f"-s{seed}") + rounds
-        if flags_of_row.setdefault(row, flags) != flags:  # same name, other flags: a row of its own
-            row = str(folder) + rounds
-            flags_of_row[row] = flags
+        stem = re.sub(rf"-s{seed}(-\d+)?$", "", str(folder)) + rounds
         table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
+        agree = [row for row in table if stem_of_row[row] == stem and flags_of_row[row] == flags]
+        without_seed = [row for row in agree if seed not in table[row]]
+        if without_seed:
+            row = without_seed[0]
+        else:
+            row = str(folder) + rounds if stem in stem_of_row else stem
+            stem_of_row[row], flags_of_row[row] = stem, flags
         table.setdefault(row, {})[seed] = log
     return tables, flags_of_row
 
@@ -1773,10 +1813,13 @@ def run_script(script, description, main, settings, add_flags, words=None):
         except KeyboardInterrupt:
             sys.exit("\nstopped; if the run's folder holds a checkpoint.pt, --resume FOLDER continues from it")
         except (Exception, SystemExit) as error:
-            bad_flag = isinstance(error, SystemExit) and error.code == 2  # it fails with any seed
+            bad_flag = isinstance(error, SystemExit) and error.code == 2  # `fail` has printed a line
             if args.trials == 1 or (bad_flag and not results):
                 raise
-            print(f"seed {seed} failed: {error if isinstance(error, SystemExit) else repr(error)}", file=sys.stderr)
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            reason = error if isinstance(error, SystemExit) else repr(error)
+            print(f"seed {seed} failed: {'see above' if bad_flag else reason}", file=sys.stderr)
     if args.trials > 1 and results:
         finished = ", ".join(map(str, results))
         for name in results[max(results)]:

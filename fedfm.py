@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from common import (Run, at_least, augment, average, build_net, class_means, draw_pictures, evaluate_global,
                     evaluate_validation, fail, for_each_client, generator, load_dataset, make_federation, mean_where,
                     minibatches, model_size, normalisation, not_negative, participants, positive, print_cluster_quality,
-                    run_script, share_or_zero, summarize)
+                    run_script, share_below_one, summarize)
 
 # --- settings ---------------------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ def add_flags(group):
                        help="FedFM-Lite: class means travel with the trained model and become the next round's anchors")
     group.add_argument("--model-every", type=at_least(1), help="a of FedFM-Lite: rounds between exchanges of models")
     group.add_argument("--prox", type=not_negative, help="μ, weight of FedProx's term (Section VII-D.2)")
-    group.add_argument("--validation", type=share_or_zero,
+    group.add_argument("--validation", type=share_below_one,
                        help="share of a client's images held out to pick the best round")
     group.add_argument("--augment", action=argparse.BooleanOptionalAction, default=False,
                        help="random crop, flip and rotation of training images")

@@ -257,12 +257,16 @@ def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
     assert len(load(tmp_path, "s").y) == 3
 
 
-def test_a_folder_that_cannot_be_written_to_has_no_cache(tmp_path, monkeypatch):
-    """A course's folder may be read-only for its students."""
+def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch, capsys):
+    """A course's folder may be read-only for its students, or the disk full. Nothing is left behind."""
+    def full(what, path):
+        Path(path).write_bytes(b"half")
+        raise OSError("disk full")
     pictures(tmp_path / "s", "train/{a,b}")
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    monkeypatch.setattr(torch, "save", full)
     assert len(load(tmp_path, "s").y) == 2
-    assert not list(tmp_path.glob("*.pt"))
+    assert f"not kept in {tmp_path / 's-32px.pt'}: disk full" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
 def test_undecodable_files_are_all_named_and_nothing_cached(tmp_path):

@@ -220,14 +220,18 @@ def test_seeds_share_a_row_if_their_settings_agree(tmp_path, capsys):
         a_run(tmp_path / "x-s2", "round,acc_test\n1,50\n", seed=2),  # stopped
         a_run(tmp_path / "x-s3", log, seed=3, rounds=9),  # killed after two
         a_run(tmp_path / "x-s0", log.replace("60", "62")),
+        a_run(tmp_path / "x-s0-2", log, lam=2),  # a second run of seed 0
         a_run(tmp_path / "x-s1", log, seed=1, lam=2),
+        a_run(tmp_path / "x-s1-2", log, seed=1, lam=2),  # nothing has changed
         a_run(tmp_path / "y-s0", log, partition="domain"),
+        tmp_path / "y-s0",
     ])
     rows = [(row[0], row[1], row[4]) for row in table(capsys.readouterr().out)]
     assert rows == [
         ("x (1 rounds)", "2", "50.00"),
         ("x (2 rounds)", "0,3", "61.00 ± 1.41"),
-        ("x-s1 (2 rounds)", "1", "60.00"),
+        ("x-s0-2 (2 rounds)", "0,1", "60.00 ± 0.00"),
+        ("x-s1-2 (2 rounds)", "1", "60.00"),
         ("y (2 rounds)", "0", "60.00"),
     ]
     assert (tmp_path / "compare-glyphs-iid.png").exists()
@@ -251,7 +255,7 @@ def test_nothing_to_compare(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         common.compare([tmp_path, a_run(tmp_path / "x", "round,loss\n1,2.3\n")])  # no log; no accuracy yet
     printed = capsys.readouterr()
-    assert stop.value.code == 2 and "no run folders" in printed.err
+    assert stop.value.code == 2 and "no folder of a run" in printed.err
     assert f"{tmp_path}: left out" in printed.out and f"{tmp_path / 'x'}: left out" in printed.out
 
 
