@@ -1,11 +1,11 @@
 """FedPLCC (Federated Prototype Learning with Convergent Clusters), from
 "An Enhanced Federated Prototype Learning Method under Domain Shift". Kuang, Guo, Liang, Zhang. arXiv 2024.
 
-A class has several prototypes, because it looks different in each domain. As in the earlier FedPLVM, clients cluster
-their features of each class, and the server clusters the clusters' means. Both use FINCH, which links each vector to
-its nearest neighbour; connected vectors form a cluster. FedPLCC weights a prototype by the share of its class's images
-that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature toward only a share φ of its
-class's prototypes, those with the largest similarity · weight.
+A class has several prototypes, because its images differ, above all between domains. As in the earlier FedPLVM,
+clients cluster their features of each class, and the server clusters the clusters' means. Both use FINCH, which links
+each vector to its nearest neighbour; connected vectors form a cluster. FedPLCC weights a prototype by the share of its
+class's images that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature toward only a share φ of
+its class's prototypes, those with the largest similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
@@ -17,7 +17,7 @@ One round (D features, G prototypes, J clusters of a client, |w| floats in the m
      prototypes (Eq. 10) and weights these by their shares of the class's images (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, λ1 = 1.
+On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, λ1 = 1, λ2 = 10.
 What we changed, mainly
   Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch.
 What the paper leaves open, mainly
@@ -98,6 +98,7 @@ class Upload(NamedTuple):
 def main(args):
     data = load_dataset(args)
     net = build_net(data, args)                                       # the global model
+    # client_nets: one copy of net for each participant
     clients, client_nets, tests = make_federation(data, net, args)
     D, net_size = args.feature_dim, model_size(net)
     if args.lam_corr is None:
@@ -207,7 +208,7 @@ def attraction(s, same_class, weights, phi):
     ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
     position = torch.arange(len(weights), device=s.device)
     n = same_class.sum(1)                                                    # (B,)
-    # ⌈φ n⌉; times 1 − 1e-6, because float32 rounds 0.3 · 50 to just above 15, and ceil would give 16
+    # ⌈φ n⌉; 1 − 1e-6, because rounding must not push a whole number up: 0.3 · 50 in float32 is just above 15
     num_kept = (phi * n * (1 - 1e-6)).ceil()
     kept = position < num_kept[:, None]
     return -(ranked * kept).sum(1)
@@ -229,7 +230,7 @@ def global_prototypes(uploads, args):
     vectors = torch.cat([upload.clusters.vectors for upload in uploads])
     labels = torch.cat([upload.clusters.labels for upload in uploads])
     sizes = torch.cat([upload.clusters.sizes for upload in uploads])
-    merged = cluster_by_class(vectors, labels, sizes, args.weighted_means)                 # Eq. 10
+    merged = cluster_by_class(vectors, labels, sizes, weighted_means=args.weighted_means)  # Eq. 10
     weights = prototype_weights(merged.sizes, merged.labels)                               # Eq. 11
     if args.uniform_weights:
         weights = torch.ones_like(weights)
@@ -268,8 +269,8 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
 
 
 def finch(vectors, repeats):
-    """Cluster the vectors, then the clusters' means, and so on. The first pass is always kept, a later one only if it
-    leaves at least two clusters.
+    """Cluster the vectors, then the clusters' means, and so on. The last pass with at least two clusters counts, or the
+    first if none has.
 
     vectors (N, D), repeats (N,) as in cluster_means, all 1 in plain FINCH -> cluster numbers (N,) from 0."""
     cluster = first_neighbour_clusters(vectors)
@@ -312,14 +313,14 @@ def connected_components(nearest):
 
 def add_flags(group):
     group.add_argument("--lam-contra", type=not_negative,
-                       help="λ1 in Eq. 4, weight of L_contra; 0 (without --lam-corr): FedAvg")
+                       help="λ1 in Eq. 4, weight of L_contra; FedAvg if it and λ2 are 0")
     group.add_argument("--lam-corr", type=not_negative, help="λ2 in Eq. 4, weight of L_corr; default: 10 λ1")
     group.add_argument("--phi", type=share, help="φ in Eq. 8, the share of a class's prototypes that attract")
     group.add_argument("--tau", type=positive, help="τ in Eq. 6, the temperature")
     group.add_argument("--alpha", type=positive, help="α in Eq. 7, the exponent of the cosine")
     group.add_argument("--uniform-weights", action="store_true", help="all prototypes weigh 1 in the losses")
     group.add_argument("--weighted-means", action="store_true",
-                       help="weight the server's cluster means by numbers of images; the paper names no weights")
+                       help="weight the server's cluster means by numbers of images, which the paper does not mention")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ What we changed, mainly
   Eq. 4      We compare images, not class means: scatter within a class is penalised, frequent classes weigh more.
   Eq. 3      We average over participants, not over all clients with the class, and leave out the factor 1/|𝒩_c|, which
              would shrink the prototype.
-  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets no more, as in MOON.
+  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets nothing more.
 What the paper leaves open, mainly
-  Initial weights  Clients with the same extractor start with the same.
+  Initial weights  Clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, about a minute

@@ -20,9 +20,9 @@ On glyphs (digits that the program draws): eight small CNNs, 30 % of the images,
 What we changed, mainly
   Embedding  Ours is frozen; the paper calls it trainable but gives no loss for it.
   Eqs. 5, 7  We compare images, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here: a weaker pull.
-  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets no more, as in MOON.
+  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets nothing more.
 What the paper leaves open, mainly
-  Initial weights  Clients with the same extractor start with the same.
+  Initial weights  Clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, about a minute

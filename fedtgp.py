@@ -8,10 +8,10 @@ to the global prototype of its class than to any other, by a margin δ.
 One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 they are untrained.            C · D floats to each
   2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to its class's global
-     prototype (Eq. 11).
+     prototype (Eq. 11, changed as below).
   3. It sends its client prototypes: its class means (Eq. 2), without class counts.    C_i · D floats
-  4. The server sets δ to the largest distance between two class centres Q, the unweighted means of the client
-     prototypes, but at most to τ (Eq. 9). For S epochs it trains one vector per class and a network F that maps
+  4. The server takes each class's unweighted mean Q of its client prototypes, and sets δ to the largest distance
+     between two of these, capped at τ (Eq. 9). For S epochs it trains one vector per class and a network F that maps
      vectors to global prototypes, with Eq. 10 as the loss.
 Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
 
@@ -19,10 +19,12 @@ On glyphs (digits that the program draws): eight small CNNs, 30 % of the images,
 What we changed, mainly
   Eq. 11     We compare images, not class means: scatter within a class is penalised, frequent classes weigh more.
   Eq. 10     We average over a batch of client prototypes; the paper sums over all of them.
-  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets no more, as in MOON.
+  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets nothing more.
+  Models     On CIFAR-10 all clients have one small CNN unless you add --model htfe8.
 What the paper leaves open, mainly
-  Initial weights  Clients with the same extractor start with the same.
-  Server           Its optimiser, batches and F's hidden layer are those of the authors' code.
+  Margin           Eq. 9 takes the largest distance of two classes, the caption of Fig. 1 that of nearest ones.
+  Initial weights  Clients with the same extractor start with the same weights.
+  Server           Its optimiser and F's hidden layer are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, about a minute
@@ -53,7 +55,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
-    batches="full",         # drop an epoch's last incomplete batch, as in HtFLlib, by the paper's first author
+    batches="full",         # drop an epoch's last incomplete batch; not in the paper: from HtFLlib, by its first author
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,       # not in the paper
@@ -210,9 +212,7 @@ def adaptive_margin(centres, tau):
 def largest_nearest_distance(centres, tau):
     """The margin of HtFLlib: the largest distance from a centre to its nearest other centre, capped at τ.
 
-    centres (U, D) -> scalar, 0 for a single class (HtFLlib: τ)."""
-    if len(centres) == 1:
-        return centres.new_zeros(())
+    centres (U, D) -> scalar, τ for a single class."""
     phi = distances(centres, centres)
     phi.fill_diagonal_(torch.inf)                                     # no centre is its own neighbour
     nearest = phi.amin(1)                                             # (U,)
@@ -225,8 +225,8 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     code, it is plain SGD with the clients' learning rate and batch size.
 
     local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar."""
-    p = local_prototypes[owned]                                       # (P, D) the client prototypes, all in a row
-    _, labels = owned.nonzero(as_tuple=True)                          # (P,) their classes, in the same order
+    p = local_prototypes[owned]                                       # (n, D) the client prototypes, all in a row
+    _, labels = owned.nonzero(as_tuple=True)                          # (n,) their classes, in the same order
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
     for _ in range(args.server_epochs):
@@ -249,7 +249,7 @@ def margin_contrastive(p, labels, prototypes, margin):
     p (B, D) client prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(p, prototypes)                                    # (B, C)
     is_own_class = F.one_hot(labels, len(prototypes))
-    logits = -(phi + margin * is_own_class)                              # δ only for the true class
+    logits = -(phi + margin * is_own_class)                           # δ only for the true class
     return F.cross_entropy(logits, labels)
 
 

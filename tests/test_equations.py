@@ -438,7 +438,7 @@ def test_fedtgp_eq9_class_centres():
 TRIANGLE = tensor([[0, 0], [3, 0], [3, 4]])  # with sides 3, 4 and 5
 
 
-@pytest.mark.parametrize("rule, want, of_one_class", [("pairwise", 5, 0), ("nearest", 4, 0), ("fixed", 7, 7),
+@pytest.mark.parametrize("rule, want, of_one_class", [("pairwise", 5, 0), ("nearest", 4, 7), ("fixed", 7, 7),
                                                       ("none", 0, 0)])
 def test_fedtgp_eq9_margin(rule, want, of_one_class):
     """τ caps every margin, and no centre is its own neighbour."""

@@ -29,10 +29,13 @@ def test_a_resumed_run_ends_as_if_never_killed(script, run, monkeypatch, tmp_pat
     write = common.Run.checkpoint
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match="killed"):
         patch.setattr(common.Run, "checkpoint", killed)
-        run(script, words, "--rounds 3 --out", tmp_path / "killed")
+        run(script, words, "--rounds 4 --out", tmp_path / "killed")
     folder, = (tmp_path / "killed").iterdir()
     # nothing left to run, two more rounds, and a finished run
-    for words, done, rounds in ("--rounds 2", 2, 2), ("--rounds 4", 2, 4), ("", 4, 4):
+    steps = [("--rounds 2", 2, 2), ("--rounds 4", 2, 4), ("", 4, 4)]
+    if script == "fedfm":
+        steps = steps[1:]  # it does not stop between two exchanges of models
+    for words, done, rounds in steps:
         resumed = run(script, "--no-plots --resume", folder, words)
         assert f"resuming after round {done} of {rounds}" in resumed.text
         assert [row["round"] for row in log(folder)] == list(range(1, rounds + 1))

@@ -213,8 +213,8 @@ def test_help_shows_what_a_run_would_use(script, capsys):
 
 BAD = {  # what the line says: command lines, in which the last flag is the bad one
     "(0, 1]": ["--participation 0", "--participation 1.5", "fedplcc --phi 0"],
-    "[0, 1)": ["--momentum 1"],
-    "[0, 1]": ["fedfm --validation -0.1", "fedsa --alpha 2"],
+    "[0, 1)": ["--momentum 1", "fedfm --validation 1"],
+    "[0, 1]": ["fedsa --alpha 2"],
     "finite": ["--lr nan", "--lr inf", "--lam nan", "--lam inf", "--weight-decay -1"],
     "above 0": ["--beta 0", "fedlsa --tau -0.1", "fedfm --temperature 0"],
     "a whole number from": ["--clients 0", "--eval-every 0", "--feature-dim 0", "--image-size 8", "--seed 4294967296",
@@ -240,6 +240,7 @@ BAD = {  # what the line says: command lines, in which the last flag is the bad 
                          "fedplcc --domain-fraction 0.5 --images-per-class 3"],
     "also needs --clients": ["fedlsa --partition iid"],
     "without --lite": ["fedfm --model-every 2"],
+    "must be a multiple": ["fedfm --lite --model-every 3"],
     "only with --lam 0": ["fedlsa --no-sphere"],
 }
 

@@ -389,6 +389,7 @@ def draw():
                 axis.plot(1000, FEDSA[name], "*", color=colour, markeredgecolor="black", markersize=12, clip_on=False)
         majority = np.mean([rounds[1000]["most_frequent"] for rounds in runs["fedtgp"].values()])
         axis.axhline(majority, color="black", linestyle="--", linewidth=1, label="majority class")
+        axis.plot([], [], "*", color="white", markeredgecolor="black", markersize=12, label="FedSA's Table 1")
         axis.set(title=f"{column} accuracy", xlabel="round", xlim=(0, 1000), ylim=(60, 90))
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("accuracy (%)")
