@@ -317,7 +317,7 @@ def add_flags(group):
                        help="weighted: Eq. 9, by class counts; uniform: the plain mean (Section VII-D.1)")
     group.add_argument("--lite", action="store_true",
                        help="FedFM-Lite: class means travel with the trained model and become the next round's anchors")
-    group.add_argument("--model-every", type=at_least(1), help="a of FedFM-Lite: rounds between exchanges of models")
+    group.add_argument("--model-every", type=at_least(1), help="FedFM-Lite's a: models are exchanged every a rounds")
     group.add_argument("--prox", type=not_negative, help="μ, weight of FedProx's term (Section VII-D.2)")
     group.add_argument("--validation", type=share_below_one,
                        help="share of a client's images held out to pick the best round")

@@ -20,7 +20,7 @@ What we changed, mainly
   Anchors  have length 1, as mean directions on a sphere do (Eq. 6); otherwise Eq. 4 has no lower bound.
 What the paper leaves open, mainly
   Shares   How much of its domain a client has. Ours are from FPL's and MarsFL's code; they matter a lot.
-  Average  The weights. Ours are numbers of images; on digits a client with SVHN has ten times those of one with USPS.
+  Average  The weights. We use image counts; on digits a client with SVHN counts ten times as much as one with USPS.
   FedAvg   With features of length 1 (--lam 0) or without? We take FedAvg without.
 All deviations, equations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
@@ -178,7 +178,7 @@ class AnchorNet(nn.Module):
     """Calling it gives all anchors, A = nor(Θ(R)), (C, D). R (C, I) is one trainable vector per class; I is the size of
     the encoder's output. Θ has two layers and is trained as well. nor scales each anchor to length 1.
 
-    The paper's A = Θ(R) is not normalised. Our choices: R starts standard normal, Θ has a ReLU and hidden width I."""
+    The paper's A = Θ(R) is not normalised. Our choices: R starts from N(0, 1), Θ has a ReLU and hidden width I."""
 
     def __init__(self, C, I, D):
         super().__init__()

@@ -236,7 +236,7 @@ def add_flags(group):
     group.add_argument("--lam-r", type=not_negative,
                        help="λ1 in Eq. 9, weight of the distance to the anchor")
     group.add_argument("--lam-mcl", type=not_negative,
-                       help="λ2 in Eq. 9, weight of the contrastive loss; default: 0.01, several architectures: 1")
+                       help="λ2 in Eq. 9, weight of the contrastive loss; default: 0.01 (1 for several architectures)")
     group.add_argument("--lam-cc", type=not_negative,
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the weight of the old anchor")

@@ -10,7 +10,7 @@ One round (C classes, C_i of them at client i; D features):
   2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to its class's global
      prototype (Eq. 11, changed as below).
   3. It sends its client prototypes: its class means (Eq. 2), without class counts.    C_i · D floats
-  4. The server takes each class's unweighted mean Q of its client prototypes, and sets δ to the largest distance
+  4. For each class the server takes the unweighted mean Q of its client prototypes. It sets δ to the largest distance
      between two of these, capped at τ (Eq. 9). For S epochs it trains one vector per class and a network F that maps
      vectors to global prototypes, with Eq. 10 as the loss.
 Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
@@ -22,7 +22,7 @@ What we changed, mainly
   Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets nothing more.
   Models     On CIFAR-10 all clients have one small CNN unless you add --model htfe8.
 What the paper leaves open, mainly
-  Margin           Eq. 9 takes the largest distance of two classes, the caption of Fig. 1 that of nearest ones.
+  Margin           Eq. 9 takes the largest distance between two classes, Fig. 1's caption that to the nearest class.
   Initial weights  Clients with the same extractor start with the same weights.
   Server           Its optimiser and F's hidden layer are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
@@ -181,7 +181,7 @@ def server_margin(local_prototypes, owned, args):
 
     --margin-rule pairwise  Eq. 9
                   nearest   the largest distance from a centre to its nearest other centre, as in HtFLlib
-                  fixed     always τ (ablation FM in Table 6, whose value the paper does not give)
+                  fixed     always τ (ablation FM in Table 6; the paper does not give its value)
                   none      always 0, Eq. 6 (ablation SCL in Table 6)"""
     centres = class_centres(local_prototypes, owned)
     if args.margin_rule == "pairwise":
