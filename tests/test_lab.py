@@ -23,7 +23,7 @@ for title, block in re.findall(r"^\*\*(\w+): .*?```bash\n(.*?)```", sheet, re.M 
     blanks = re.findall(r"^python \.github/class/blank\.py (.*)$", block, re.M)
     tests = re.search(r"^python (-m pytest .*)$", block, re.M)[1]
     SHEETS[title] = ([line.split() for line in blanks], shlex.split(tests))
-assert list(SHEETS) == ["Easy", "Middle", "Hard"]
+assert list(SHEETS) == ["Easy", "Medium", "Hard"]
 every_sheet = pytest.mark.parametrize("title", SHEETS)
 
 
