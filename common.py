@@ -811,8 +811,8 @@ PART = re.compile("(?<![a-z])(train|test|(val|valid|validation|dev|eval)(?![a-z]
 
 def role(names):
     """The names of the folders that lead to images -> (domain,) or (), part or "", (class,)"""
-    def begins_with_part(names):
-        return names[:1] == ("test",) or (len(names) > 1 and PART.search(names[0]))  # a class may be called train
+    def begins_with_part(path):
+        return path[:1] == ("test",) or (len(path) > 1 and PART.search(path[0]))  # a class may be called train
 
     domain, rest = names[:1], names[1:]
     if begins_with_part(names):                    # train/<class>

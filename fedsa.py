@@ -94,7 +94,7 @@ def main(args):
     anchors = run.resume(anchors)                                     # with --resume: from the checkpoint
 
     for t in run.rounds():
-        chosen = participants(clients, t, args)                       # m participants (m is not the paper's)
+        chosen = participants(clients, t, args)                       # m participants
         # = [client_update(client, anchors, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, anchors, t, args)
 
