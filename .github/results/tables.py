@@ -387,9 +387,9 @@ def readme_demo():
 
 
 def readme_global(fedlsa, fedplcc):
-    """The first rows of FedLSA's table, and FedPLCC's without --weighted-means."""
+    """The first rows of FedLSA's table and of FedPLCC's."""
     rows = [[row[0], "10", *row[5:]] for row in fedlsa[:3]]
-    rows += [[row[0], "4", *row[5:]] for row in fedplcc[:2] + fedplcc[3:5]]
+    rows += [[row[0], "4", *row[5:]] for row in fedplcc[:2]]
     show("readme-global", ["Office-Caltech", "clients", "mean", "paper", "against FedAvg", "paper's lead"], rows)
 
 
