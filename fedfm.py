@@ -13,18 +13,18 @@ One round (C_k classes at client k; D features, the paper's d; |w| floats in the
   5. It sends its model, and the server averages the models (Eq. 11).                  |w| floats
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
 (Section VII-A). Rounds 1 to T_s are FedAvg, without steps 2 and 3.
-FedFM-Lite (Section VI) has no step 2. The class means of the trained models go up in step 5, where the server averages
-them into the next round's anchors. Models are exchanged only every a rounds.
+FedFM-Lite (Section VI) has no step 2. After step 4 each participant sends the class means of its trained model, and the
+server averages them into the next round's anchors. Models are exchanged, in steps 1 and 5, only every a rounds.
 
 On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
-What we changed, mainly
+Our main changes
   Anchors    are scaled to length 1 for matching, as in the authors' code; the paper scales only features.
-What the paper leaves open, mainly
+Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better (data with domains: T_s = 0).
-  BatchNorm  Its statistics are averaged with the model, as in the authors' code. In our short runs they do not fit the
-             averaged model when matching with λ = 50 begins, and accuracy drops to chance; see the results.
-  Inputs     are normalised by the data set's mean and deviation on CIFAR-10 and CIFAR-100, and augmented on CIFAR-100,
-             as in the authors' code.
+  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our short runs with λ = 50 the
+             averages do not fit the averaged model, and accuracy drops to chance when matching begins; see the results.
+  Inputs     are normalised by the data set's mean and standard deviation on CIFAR-10 and CIFAR-100, and augmented on
+             CIFAR-100, as in the authors' code.
 All deviations, equations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
@@ -235,7 +235,7 @@ def contrastive_guiding(z, y, anchors, temperature):
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
-    # not -inf: a sample to ignore would give inf · 0 = nan
+    # not -inf: an image whose class has no anchor would then have an infinite loss, and inf · 0 is nan in mean_where
     logits = (cosine / temperature).masked_fill(~anchors.has_anchor, -1e9)
     losses = F.cross_entropy(logits, y, reduction="none")                                  # (B,)
     return mean_where(losses, anchors.has_anchor[y])

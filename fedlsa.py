@@ -15,10 +15,10 @@ One round (C classes, D features, |w| floats in the model):
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 On glyphs (digits that the program draws): 4 clients, one per domain, 20 images of each class; 12 rounds, batches of 32.
-What we changed, mainly
+Our main changes
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1, as mean directions on a sphere do (Eq. 6); otherwise Eq. 4 has no lower bound.
-What the paper leaves open, mainly
+Main gaps in the paper
   Shares   How much of its domain a client has. Ours are from FPL's and MarsFL's code; they matter a lot.
   Average  The weights. We use image counts; on digits a client with SVHN counts ten times as much as one with USPS.
   FedAvg   With features of length 1 (--lam 0) or without? We take FedAvg without.

@@ -18,9 +18,9 @@ One round (D features, G prototypes, J clusters of a client, |w| floats in the m
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, λ1 = 1, λ2 = 10.
-What we changed, mainly
+Our main changes
   Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch.
-What the paper leaves open, mainly
+Main gaps in the paper
   FINCH  clusters in passes, each on the means of the one before. We keep the last with at least two clusters, or the
          first if none has. In a cluster's mean each vector counts once, however many images it stands for.
 All deviations, equations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.

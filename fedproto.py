@@ -16,12 +16,12 @@ One round (C classes, C_i of them at client i; D features):
 Every client then classifies its held-out 25 % by nearest prototype (as in FedTGP) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
-What we changed, mainly
-  Eq. 4      We compare images, not class means: scatter within a class is penalised, frequent classes weigh more.
+Our main changes
+  Eq. 4      We compare images, not class means, so scatter within a class is penalised and frequent classes weigh more.
   Eq. 3      We average over participants, not over all clients with the class, and leave out the factor 1/|𝒩_c|, which
              would shrink the prototype.
-  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets nothing more.
-What the paper leaves open, mainly
+  Partition  Dirichlet shares, class by class; a client that already holds 1/K of all images gets no more.
+Main gaps in the paper
   Initial weights  Clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
 

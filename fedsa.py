@@ -17,11 +17,11 @@ Every client then classifies its held-out 25 % by nearest anchor and by its clas
 the two its tables report.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
-What we changed, mainly
+Our main changes
   Embedding  Ours is frozen; the paper calls it trainable but gives no loss for it.
   Eqs. 5, 7  We compare images, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here: a weaker pull.
-  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets nothing more.
-What the paper leaves open, mainly
+  Partition  Dirichlet shares, class by class; a client that already holds 1/K of all images gets no more.
+Main gaps in the paper
   Initial weights  Clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 

@@ -16,12 +16,12 @@ One round (C classes, C_i of them at client i; D features):
 Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
-What we changed, mainly
-  Eq. 11     We compare images, not class means: scatter within a class is penalised, frequent classes weigh more.
+Our main changes
+  Eq. 11     We compare images, not class means, so scatter within a class is penalised and frequent classes weigh more.
   Eq. 10     We average over a batch of client prototypes; the paper sums over all of them.
-  Partition  Classes are dealt one by one; a client that already holds 1/K of all images gets nothing more.
+  Partition  Dirichlet shares, class by class; a client that already holds 1/K of all images gets no more.
   Models     On CIFAR-10 all clients have one small CNN unless you add --model htfe8.
-What the paper leaves open, mainly
+Main gaps in the paper
   Margin           Eq. 9 takes the largest distance between two classes, Fig. 1's caption that to the nearest class.
   Initial weights  Clients with the same extractor start with the same weights.
   Server           Its optimiser and F's hidden layer are those of the authors' code.
