@@ -114,28 +114,28 @@ def participants(clients, t, args):
 def for_each_client(function, clients, *arguments):
     """`[function(client, *arguments) for client in clients]`, on a CPU several clients at a time (see `side_by_side`).
     The last of the arguments is args."""
-    workers = arguments[-1].workers
+    args = arguments[-1]
 
     def call(client):
         result = function(client, *arguments)
         client.net.zero_grad()  # frees the gradients, which take as much memory as the net
-        return client.id, result
+        return result
 
     # if the client with the most images came last, the other cores would wait for it
     largest_first = sorted(clients, key=lambda client: -len(client.train.y))
     results = {}
-    for i, result in side_by_side(call, largest_first, clients[0].train.y.device, workers):
-        results[i] = result
+    for client, result in zip(largest_first, side_by_side(call, largest_first, args)):
+        results[client.id] = result
         show_progress(f"client {len(results)}/{len(clients)}")
     return [results[client.id] for client in clients]
 
 
-def side_by_side(function, items, device, workers):
-    """Yield function(item) of each item. On a CPU `workers` run at once (0: one per core), each on one core, because
-    batches are too small for more. On a GPU they run one after another."""
+def side_by_side(function, items, args):
+    """Yield function(item) of each item, in order. On a CPU --workers run at once (0: one per core), each on one core,
+    because batches are too small for more. On a GPU they run one after another."""
     threads = 1
-    if device.type == "cpu":
-        threads = workers or cores()
+    if args.device == "cpu":
+        threads = args.workers or cores()
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield from pool.map(function, items)
 
@@ -198,7 +198,7 @@ def distances(a, b):
 
 def mean_where(values, mask):
     """Mean of those values (B,) that mask (B,) bool selects -> scalar, 0 if it selects none. The others must be finite
-    as well, because inf · 0 is nan."""
+    as well, because inf · 0 is nan. values[mask] would not need that, but a GPU would have to wait for the mask."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
@@ -231,9 +231,9 @@ def evaluate_personal(clients, prototypes, t, args, has_prototype=None, name="pr
     if not is_due(t, args.eval_every, args):
         return {}
     right = for_each_client(right_answers, clients, prototypes, has_prototype, args)
-    totals = np.sum(right, axis=0)                                    # (3,)
     images = sum(len(client.test.y) for client in clients)
-    return {kind: 100 * total / images for kind, total in zip(["classifier", name, "most_frequent"], totals.tolist())}
+    kinds = ["classifier", name, "most_frequent"]
+    return {kind: 100 * sum(of_clients) / images for kind, of_clients in zip(kinds, zip(*right))}
 
 
 @torch.no_grad()
@@ -291,7 +291,7 @@ def accuracy(net, images, args):
     def guess(x):
         return net.classifier(extract(net, x)).argmax(1)
 
-    guesses = side_by_side(guess, images.x.split(250), images.y.device, args.workers)
+    guesses = side_by_side(guess, images.x.split(250), args)
     return 100 * (torch.cat(list(guesses)) == images.y).sum().item() / len(images.y)
 
 
@@ -464,7 +464,7 @@ def build_extractor(name, pixels, small_stem):
     elif name == "googlenet":
         net = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=True, dropout=0)
     else:
-        net = getattr(torchvision.models, name)(weights=None)
+        net = torchvision.models.get_model(name, weights=None)
 
     last_layer = "classifier" if name == "mobilenet_v2" else "fc"
     setattr(net, last_layer, nn.Identity())
@@ -522,9 +522,13 @@ def indices_by_class(y, rng):
 def deal(stock, counts):
     """Give client i the next counts[i, c] images of class c. stock: each class's images, [indices]; counts (K, C)
     -> K index arrays."""
-    # cut each class into K pieces, and drop what is left
-    pieces = [np.split(index, counts[:, c].cumsum())[:-1] for c, index in enumerate(stock)]
-    return [np.concatenate(of_client) for of_client in zip(*pieces)]
+    parts = [[] for _ in counts]
+    for c, index in enumerate(stock):
+        start = 0
+        for i, n in enumerate(counts[:, c]):
+            parts[i].append(index[start:start + n])
+            start += n
+    return [np.concatenate(part) for part in parts]
 
 
 def fewest_images(y, args):
@@ -812,7 +816,8 @@ PART = re.compile("(?<![a-z])(train|test|(val|valid|validation|dev|eval)(?![a-z]
 def role(names):
     """The names of the folders that lead to images -> (domain,) or (), part or "", (class,)"""
     def begins_with_part(path):
-        return path[:1] == ("test",) or (len(path) > 1 and PART.search(path[0]))  # a class may be called train
+        # test may hold its images without classes; train may be the name of a class
+        return path[:1] == ("test",) or (len(path) > 1 and PART.search(path[0]))
 
     domain, rest = names[:1], names[1:]
     if begins_with_part(names):                    # train/<class>
@@ -840,7 +845,7 @@ def sort_images(folder, images):
         rows += sort_domain(folder, Path(folder, *domain), parts)
 
     classes = {name for _, name, _, _ in rows}
-    untrained = sorted(classes - {name for _, name, _, chosen in rows if not chosen})
+    untrained = sorted(classes - {name for _, name, _, is_test in rows if not is_test})
     if untrained:
         exit_without_data(folder, f"only test images of {few(untrained)}; rename or move what is no class")
     if len(classes) == 1:
@@ -1052,7 +1057,7 @@ def draw_domain(name, n, size=32):
     else:  # clutter: coloured, blurred, between pieces of other digits
         ground, colour = uniform(n, 0, 1, 3), uniform(n, 0, 1, 3)
         contrast = (ground - colour).mean(1, keepdim=True)
-        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)  # moves the colour until they differ by 0.3
+        missing_contrast = (0.3 - contrast.abs()).clamp(min=0)  # moves the colour away, if [0, 1] allows it
         colour = (colour - contrast.sign() * missing_contrast).clamp(0, 1)
         image = ground + 0.35 * noise(n, 5, 3)
         for _ in range(2):
@@ -1363,13 +1368,15 @@ def in_two_dimensions(z, seed):
     the first two principal components of the vectors at unit length."""
     z = z.nan_to_num(0, 0, 0)
     z = z / z.abs().max().clamp(min=1e-30)  # distances of very large or small numbers would not be finite or all 0
-    with contextlib.suppress(ImportError):
+    try:
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits  # scikit-learn needs it
-        if len(z.unique(dim=0)) > 3:  # t-SNE crashes if all points are equal
-            tsne = TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed)
-            with threadpool_limits(1):  # beside other runs, more threads take ten times as long
-                return tsne.fit_transform(z.numpy()), "t-SNE of features; how far apart groups are means little"
+    except ImportError:
+        TSNE = None
+    if TSNE and len(z.unique(dim=0)) > 3:  # t-SNE crashes if all points are equal
+        tsne = TSNE(perplexity=min(30, len(z) / 4), init="pca", random_state=seed)
+        with threadpool_limits(1):  # beside other runs, more threads take ten times as long
+            return tsne.fit_transform(z.numpy()), "t-SNE of features; how far apart groups are means little"
     unit = F.normalize(z)
     _, _, directions = torch.linalg.svd(unit - unit.mean(0), full_matrices=False)
     points = unit @ directions[:2].T
@@ -1387,7 +1394,7 @@ def plot_features(groups, prototypes, labels, names, seed):
         group += [name] * len(index)
     points, method = in_two_dimensions(torch.cat([*z, prototypes.cpu()]), seed)
     y = torch.cat([*y, labels.cpu()]).numpy()
-    group = np.array(group + ["server"] * len(labels))
+    group = np.array(group + [""] * len(labels))  # "": the server's
 
     frequent = [c for c, _ in collections.Counter(y.tolist()).most_common(10)]
     figure = Figure(figsize=(7.5, 5.6))
@@ -1398,7 +1405,7 @@ def plot_features(groups, prototypes, labels, names, seed):
         for name, marker in zip(groups, MARKERS):
             x1, x2 = points[(y == c) & (group == name)].T
             axis.scatter(x1, x2, 16, f"C{n}", marker=marker, edgecolor="none", alpha=0.7)
-        x1, x2 = points[(y == c) & (group == "server")].T
+        x1, x2 = points[(y == c) & (group == "")].T
         axis.scatter(x1, x2, 180, f"C{n}", marker="*", edgecolor="black", alpha=0.7)
         stars += [(*place, names[c]) for place in zip(x1, x2)]
     if len(labels) <= len(names):
@@ -1527,10 +1534,10 @@ def read_runs(folders):
         rounds = f" ({len(log['round'])} rounds)"
         stem = re.sub(rf"-s{seed}(-\d+)?$", "", str(folder)) + rounds
         table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
-        agree = [row for row in table if stem_of_row[row] == stem and flags_of_row[row] == flags]
-        without_seed = [row for row in agree if seed not in table[row]]
-        if without_seed:
-            row = without_seed[0]
+        same_setting = [row for row in table if stem_of_row[row] == stem and flags_of_row[row] == flags]
+        lack_this_seed = [row for row in same_setting if seed not in table[row]]
+        if lack_this_seed:
+            row = lack_this_seed[0]
         else:
             row = str(folder) + rounds if stem in stem_of_row else stem
             stem_of_row[row], flags_of_row[row] = stem, flags
@@ -1668,7 +1675,7 @@ def make_parser(description):
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", type=os.path.expanduser, default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
-    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; if not set, the data set's own")
+    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; if not set, the data set's own, for other folders 32")
 
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument
@@ -1822,7 +1829,7 @@ def run_script(script, description, main, settings, add_flags, words=None):
             print(f"seed {seed} failed: {'see above' if bad_flag else reason}", file=sys.stderr)
     if args.trials > 1 and results:
         finished = ", ".join(map(str, results))
-        for name in results[max(results)]:
+        for name in next(iter(results.values())):
             print(f"{name}: {mean_std([result[name] for result in results.values()])} %, seeds {finished}")
     failed = [str(seed) for seed in seeds if seed not in results]
     if failed:

@@ -354,7 +354,7 @@ def test_accuracy_of_personal_models():
     train, test = pixels([5, 5, 5], [1, 1, 0]), pixels([70, 8], [2, 0])
     other = common.Client(1, train, test=test, net=pixel_net(3))  # it answers 1, 0; nearest: 2, 0
     prototypes, has_prototype = torch.tensor([[0.0], [20.0], [40.0]]), torch.tensor([True, False, True])
-    args = SimpleNamespace(eval_every=2, rounds=3, workers=1)
+    args = SimpleNamespace(eval_every=2, rounds=3, device="cpu", workers=1)
     scores = common.evaluate_personal([one, other], prototypes, 2, args, has_prototype, name="anchor")
     assert scores == pytest.approx({"classifier": 300 / 6, "anchor": 400 / 6, "most_frequent": 100 / 6})
     scores = common.evaluate_personal([one, other], prototypes, 3, args)  # all have one: 15 is nearest to 20
@@ -366,7 +366,7 @@ def test_accuracy_of_the_global_model():
     """The score is a mean over domains, not images."""
     net = pixel_net(2).train()
     tests = {"a": pixels([5, 15, 25, 35], [0, 0, 1, 1]), "b": pixels([5, 15], [1, 0])}
-    args = SimpleNamespace(eval_every=2, rounds=3, workers=2)
+    args = SimpleNamespace(eval_every=2, rounds=3, device="cpu", workers=2)
     assert common.evaluate_global(net, tests, 3, args) == {"test": 37.5, "a": 75, "b": 0}
     assert common.evaluate_global(net, {"a": tests["a"]}, 2, args) == {"test": 75}
     assert common.evaluate_global(net, tests, 1, args) == {}
@@ -377,7 +377,7 @@ def test_fedfm_validation():
     one = common.Client(0, None, val=pixels([5, 15, 25, 35], [0, 0, 1, 1]))
     other = common.Client(1, None, val=pixels([5], [1]))
     none = common.Client(2, None, val=pixels([], []))
-    args = SimpleNamespace(eval_every=2, rounds=3, workers=1)
+    args = SimpleNamespace(eval_every=2, rounds=3, device="cpu", workers=1)
     assert common.evaluate_validation(pixel_net(2), [one, other, none], 2, args) == {"validation": 37.5}
     assert common.evaluate_validation(pixel_net(2), [none], 2, args) == {}
     assert common.evaluate_validation(pixel_net(2), [one], 1, args) == {}

@@ -335,7 +335,8 @@ def test_workers_give_results_in_the_clients_order(workers, threads, monkeypatch
         meeting.wait(timeout=10)  # for so many clients at the same time
         client.net(torch.ones(1)).backward()
         return client.id + number
-    assert common.for_each_client(update, clients, 10, SimpleNamespace(workers=workers)) == list(range(10, 22))
+    args = SimpleNamespace(workers=workers, device="cpu")
+    assert common.for_each_client(update, clients, 10, args) == list(range(10, 22))
     assert all(client.net.weight.grad is None for client in clients)
 
 

@@ -15,7 +15,7 @@ from common import build_net, evaluate_global, extract, load_dataset, make_feder
 
 saved = torch.load(Path(sys.argv[1], "checkpoint.pt"), map_location="cpu", weights_only=True)
 args = Namespace(**saved["settings"])
-args.device = torch.device("cpu")
+args.device = "cpu"
 t = args.rounds = len(saved["rows"])
 
 data = load_dataset(args)
