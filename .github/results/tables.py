@@ -153,7 +153,7 @@ def cross_device():
                         ("authors-code-fedsa", "FedSA's own code, seed 0")]:
         seed_0 = [number(best(column)(runs[name][0])) for column in ("classifier", "prototype")]
         rows.append([title + MARKS[file, name], *seed_0, "", "", ""])
-    head = ["command", "classifier, best round", "prototype, best round", "paper", "against FedProto, better of both",
+    head = ["command", "classifier, best round", "prototype, best round", "paper", "lead over FedProto, better of the two",
             "paper's lead"]
     show("cross-device", head, rows)
     show("readme-personal", head, rows[:5])
@@ -168,9 +168,8 @@ def early_and_late():
         for function in in_round("prototype", 100), in_round("classifier", 1000), mean_of("prototype", 801, 1000):
             cells.append(verdict(runs[name], runs["fedproto"], function) if name != "fedproto" else "")
         rows.append(cells)
-    show("early-and-late", ["command", "prototype, round 100", "against FedProto: prototype, round 100",
-                            "against FedProto: classifier, round 1000",
-                            "against FedProto: prototype, rounds 801 to 1000"], rows)
+    show("early-and-late", ["command", "prototype, round 100", "lead over FedProto: prototype, round 100",
+                            "classifier, round 1000", "prototype, rounds 801 to 1000"], rows)
 
 
 def initial_weights():
@@ -236,7 +235,7 @@ def office(name, runs, rows_wanted, paper):
                      verdict(runs[one], runs[base], mean) if base else "",
                      number(paper[published][4] - paper["fedavg"][4]) if published and base else ""])
     show(name, ["command", "Caltech (paper)", "Amazon (paper)", "Webcam (paper)", "DSLR (paper)", "mean", "paper",
-                "against FedAvg", "paper's lead"], rows)
+                "lead over FedAvg", "paper's lead"], rows)
     return rows
 
 
@@ -262,7 +261,7 @@ def sphere():
         cells = [str(t)] + [accuracy(runs[name], mean_of_domains(t)) for name in names]
         rows.append(cells + [verdict(runs["fedlsa"], runs["fedavg-length-1"], mean_of_domains(t))])
     show("sphere", ["round", "FedAvg", "FedAvg on the sphere", "FedLSA without L_SEP", "FedLSA",
-                    "FedLSA against FedAvg on the sphere"], rows)
+                    "FedLSA's lead over FedAvg on the sphere"], rows)
 
 
 def office_fedplcc():
@@ -390,7 +389,7 @@ def readme_global(fedlsa, fedplcc):
     """The first rows of FedLSA's table and of FedPLCC's."""
     rows = [[row[0], "10", *row[5:]] for row in fedlsa[:3]]
     rows += [[row[0], "4", *row[5:]] for row in fedplcc[:2]]
-    show("readme-global", ["Office-Caltech", "clients", "mean", "paper", "against FedAvg", "paper's lead"], rows)
+    show("readme-global", ["Office-Caltech", "clients", "mean", "paper", "lead over FedAvg", "paper's lead"], rows)
 
 
 def draw():
