@@ -1288,9 +1288,9 @@ MARKERS = "o^DvPX<>ph8Hd"  # so that lines and groups can be told apart without 
 
 
 def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, tests=None):
-    """partition.png, curves.png and features.png; also margins.png if the server holds prototypes (G, D). One that fails
-    is a warning. labels (G,): the prototypes' classes; without it there is one for each class. net, tests: the global
-    model and the server's test images by domain; without them every client has its own."""
+    """partition.png, curves.png and features.png; also margins.png if the server holds prototypes (G, D). If one fails,
+    that is a warning. labels (G,): the prototypes' classes; without it there is one for each class. net, tests: the
+    global model and the server's test images by domain; without them every client has its own."""
     if run.args.no_plots:
         return
     show_progress("drawing pictures ...")
@@ -1466,7 +1466,8 @@ def plot_margins(clients, net, prototypes, labels, names):
     axis.axhline(1, color="grey")
     axis.set_ylim(bottom=0)
     label_ticks(axis.xaxis, names)
-    axis.set(xlabel="class", ylabel="distance to the nearest other class /\ndistance of features to the server's vector")
+    axis.set(xlabel="class",
+             ylabel="distance to the nearest other class /\ndistance of features to the server's vector")
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
@@ -1675,7 +1676,7 @@ def make_parser(description):
         help=f"glyphs (built in), {', '.join(TORCHVISION)}, or a folder of images under --data")
     add("--data", type=os.path.expanduser, default="./data", help="folder of image folders and downloads")
     add("--subset", type=share, default=1.0, help="share of all images to use, drawn at random")
-    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; if not set, the data set's own, for other folders 32")
+    add("--image-size", type=at_least(16, 1024), help="height and width in pixels; else the data set's own or 32")
 
     group = parser.add_argument_group("federation")
     add = group.add_mutually_exclusive_group().add_argument

@@ -2,8 +2,8 @@
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
 Clients hold images from different domains: photos, sketches, ... Prototypes averaged from their features keep traces of
-the domains and lie close together. So FedLSA's server learns one anchor per class, far from the others and without
-client features. Clients scale their features to length 1 and pull them toward the anchor of their class.
+the domains and may lie close together. So FedLSA's server learns one anchor per class. It uses no client features, and
+keeps the anchors far apart. Clients scale their features to length 1 and pull them toward the anchor of their class.
 
 One round (C classes, D features, |w| floats in the model):
   1. The server trains its anchors for E_s steps: the frozen global classifier should recognise each (L_ACE, Eq. 3),
@@ -19,9 +19,9 @@ Our main changes
   Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  have length 1, as mean directions on a sphere do (Eq. 6); otherwise Eq. 4 has no lower bound.
 Main gaps in the paper
-  Shares   How much of its domain a client has. Ours are from FPL's and MarsFL's code; they matter a lot.
-  Average  The weights. We use image counts; on digits a client with SVHN counts ten times as much as one with USPS.
-  FedAvg   With features of length 1 (--lam 0) or without? We take FedAvg without.
+  Shares   How much of its domain a client has. Ours are from other methods' code (FPL, MarsFL); they matter a lot.
+  Average  How models are weighted. We use image counts; on digits a client with SVHN counts ten times one with USPS.
+  FedAvg   Are its features scaled to length 1 (--lam 0)? Ours are not (--lam 0 --no-sphere).
 All deviations, equations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, about a minute
@@ -67,7 +67,7 @@ SETTINGS = {  # by --dataset; image sizes: Table 1
     # domain fractions are not in the paper: digits, office from FPL's code, PACS from github.com/WenkeHuang/MarsFL
     "digits": dict(FIRST_VALUES, domain_fraction=0.01, image_size=32,
                    domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # section "Datasets"
-    # our choice, also on PACS: the ten clients take the domains in turn; on office amazon 3, caltech 3, dslr, webcam 2
+    # our choice, also on PACS: the ten clients take the domains in turn; office: amazon 3, caltech 3, dslr 2, webcam 2
     "office": dict(SECOND_VALUES, clients=10, domain_fraction=0.2, image_size=32),
     "pacs": dict(SECOND_VALUES, clients=10, domain_fraction=0.3, image_size=225),
     # not from the paper: other folders with domains, other data sets, glyphs; a short run needs no checkpoint
@@ -231,12 +231,12 @@ class SphereNet(Net):
     length 1."""
 
     def features(self, x):
-        return F.normalize(super().features(x), dim=1)                # Net's pooling changes nothing: D values already
+        return F.normalize(super().features(x), dim=1)                # Net pools nothing: the projector gives D values
 
 
 def build_sphere_net(data, args):
     """SphereNet (with --no-sphere: Net) with random initial weights, on the device, and the encoder's output size I.
-    Its extractor is the encoder, the paper's ψ, followed by the projector, its φ; the classifier is its ϕ.
+    Its extractor is the paper's encoder ψ followed by its projector.
 
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
@@ -252,7 +252,7 @@ def build_sphere_net(data, args):
 
 def build_encoder(data, args):
     """The feature extractor of --model, alone, and how many values it gives for an image."""
-    name, _ = architecture(args.model, 0)                             # a group's first; make_federation refuses groups
+    name, _ = architecture(args.model, 0)                             # make_federation refuses groups of architectures
     pixels = data.x.shape[-1]
     encoder = build_extractor(name, pixels, args.small_stem)
     encoder.eval()                                                    # in train mode BatchNorm fails on one image

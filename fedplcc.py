@@ -2,13 +2,13 @@
 "An Enhanced Federated Prototype Learning Method under Domain Shift". Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 A class has several prototypes, because its images differ, above all between domains. As in the earlier FedPLVM,
-clients cluster their features of each class, and the server clusters the clusters' means. Both use FINCH, which links
+clients cluster their features of each class, and the server clusters these clusters' means, both by FINCH, which links
 each vector to its nearest neighbour; connected vectors form a cluster. FedPLCC weights a prototype by the share of its
 class's images that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature toward only a share φ of
 its class's prototypes, those with the largest similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
-  1. The server sends the model and the weighted prototypes; in round 1 it has none.   |w| + G · (D + 1) floats to each
+  1. The server sends the model and the weighted prototypes; in round 1 there are none. |w| + G · (D + 1) floats to each
   2. Each participant trains for E epochs on cross-entropy (Eq. 5)
      + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's prototypes
      + λ2 · L_corr (Eq. 8): minus the sum of the largest products similarity · weight, so the loss can be negative.
@@ -21,8 +21,8 @@ On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, �
 Our main changes
   Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch.
 Main gaps in the paper
-  FINCH  clusters in passes, each on the means of the one before. We keep the last with at least two clusters, or the
-         first if none has. In a cluster's mean each vector counts once, however many images it stands for.
+  FINCH  Which of its passes counts; each clusters the means of the one before. We keep the last pass with at least two
+         clusters, or the first if none has. In a mean each vector counts once, however many images it stands for.
 All deviations, equations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
     python fedplcc.py                                            built-in glyphs in four domains, about a minute
@@ -67,7 +67,7 @@ SETTINGS = {
     "digit5": dict(BASE, lam_contra=100.0),
     "office": dict(BASE, rounds=100, lam_contra=20.0),
     "domainnet": dict(BASE, images_per_class=40),
-    # not from the paper: the folder digits (FedLSA's domains), other folders with domains, other data sets, glyphs
+    # not from the paper: the folder digits of FedLSA's paper, other folders with domains, other data sets, glyphs
     "digits": dict(BASE, image_size=32, lam_contra=100.0),
     "domains": dict(BASE, images_per_class=None, image_size=None),
     "default": dict(BASE, images_per_class=None, image_size=None, clients=10, partition="dirichlet", beta=0.5),
@@ -158,7 +158,7 @@ def client_update(client, prototypes, t, args):
         losses.append(loss.detach())
 
     clusters = None
-    if prototypes is not None:
+    if prototypes is not None:                                        # not FedAvg; in round 1 there are 0 prototypes
         clusters = local_clusters(client.net, client.train)                                # Eq. 9
     return Upload(client.net.state_dict(), clusters, torch.stack(losses).mean())
 
@@ -184,7 +184,7 @@ def local_loss(net, x, y, prototypes, args):
 
 def similarity(z, vectors, alpha):
     """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. For α < 1 the gradient of
-    cos^α is infinite at 0, so smaller cosines than 1e-6 are set to 1e-6 and pass on no gradient.
+    cos^α is infinite at 0, so cosines below 1e-6 are set to 1e-6 and pass on no gradient.
 
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
@@ -194,9 +194,10 @@ def similarity(z, vectors, alpha):
 def contrast(s, same_class, weights, tau):
     """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s/τ) W_g / Σ_g exp(s/τ) W_g ).
 
-    s (B, G), same_class (B, G) bool, weights (G,) -> (B,); ignore samples whose class has no prototype."""
+    s (B, G), same_class (B, G) bool, weights (G,) -> (B,); meaningless for a sample whose class has no prototype,
+    so the caller leaves it out."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    # not -inf: a sample to ignore would give inf · 0 = nan
+    # not -inf: such a sample would then have an infinite loss, and inf · 0 is nan in the caller's mean
     own_logits = logits.masked_fill(~same_class, -1e9)
     return logits.logsumexp(1) - own_logits.logsumexp(1)
 
@@ -250,7 +251,7 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
 
     vectors (N, D), labels (N,), sizes (N,): how many images each vector stands for -> Clusters. In a cluster's mean
     each vector counts once or, with weighted_means, once for each of its images."""
-    # float64: in float32 cosines of nearly equal features round to 1, and the nearest is a tie
+    # float64: in float32 the cosines of nearly equal features round to 1, so several would be nearest
     # CPU: connected_components is a Python loop
     device = vectors.device
     vectors, labels, sizes = vectors.cpu().double(), labels.cpu(), sizes.cpu().double()

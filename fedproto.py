@@ -20,7 +20,7 @@ Our main changes
   Eq. 4      We compare images, not class means, so scatter within a class is penalised and frequent classes weigh more.
   Eq. 3      We average over participants, not over all clients with the class, and leave out the factor 1/|𝒩_c|, which
              would shrink the prototype.
-  Partition  Dirichlet shares, class by class; a client that already holds 1/K of all images gets no more.
+  Partition  A client that already holds an equal share of all images gets nothing of the remaining classes.
 Main gaps in the paper
   Initial weights  Clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.

@@ -1,9 +1,9 @@
 """FedSA: A Unified Representation Learning via Semantic Anchors for Prototype-based Federated Learning.
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
-Prototypes averaged from biased clients are biased. FedSA replaces them with semantic anchors: one random vector per
-class, put through an embedding layer. The server moves them only slightly toward the clients' class means, and they
-guide the clients' features and classifiers.
+Clients with skewed data send skewed class means, and the averages of these are skewed as well. FedSA replaces the
+averages with semantic anchors: one random vector per class, put through an embedding layer. The server moves them only
+slightly toward the clients' class means, and they guide the clients' features and classifiers.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
@@ -18,9 +18,9 @@ the two its tables report.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
-  Embedding  Ours is frozen; the paper calls it trainable but gives no loss for it.
+  Embedding  Ours is applied once, untrained; the paper calls it trainable but gives no loss for it.
   Eqs. 5, 7  We compare images, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here: a weaker pull.
-  Partition  Dirichlet shares, class by class; a client that already holds 1/K of all images gets no more.
+  Partition  A client that already holds an equal share of all images gets nothing of the remaining classes.
 Main gaps in the paper
   Initial weights  Clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
@@ -85,7 +85,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
     if args.lam_mcl is None:
-        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2: several architectures or one
+        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2: 1 for several architectures, 0.01 for one
 
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
@@ -200,8 +200,8 @@ def classifier_calibration(classifier, anchors):
 def make_anchors(C, D, projection):
     """Semantic anchors Ā (C, D): an embedding of A ~ N(0, I). The paper specifies neither distribution nor layer.
 
-    projection "mlp"     two blocks of Linear, BatchNorm (over the C anchors) and ReLU, as in the authors' code; frozen
-               "linear"  one frozen Linear layer
+    projection "mlp"     two blocks of Linear, BatchNorm (over the C anchors) and ReLU, as in the authors' code
+               "linear"  one Linear layer, our choice
                "none"    A itself (Table 4's first row, with λ2 = λ3 = 0)"""
     anchors = torch.randn(C, D)
     if projection == "linear":
@@ -241,7 +241,7 @@ def add_flags(group):
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the weight of the old anchor")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="d in Eq. 5. euclidean: the paper's; mse: as in the authors' code, often with --lam-r 10")
+                       help="d in Eq. 5. euclidean: the paper's; mse: as in the authors' code, there with --lam-r 10")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],
                        help="embedding layer of the anchors. mlp: the authors' code; linear: one layer; none: Table 4")
 

@@ -3,7 +3,7 @@ Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
 FedProto averages the clients' prototypes. The paper observes that the averages lie closer together than the prototypes
 of the best-separated clients. FedTGP's server trains global prototypes instead: each client prototype should be nearer
-to the global prototype of its class than to any other, by a margin δ.
+to the global prototype of its class than to any other, by at least a margin δ.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 they are untrained.            C · D floats to each
@@ -11,20 +11,20 @@ One round (C classes, C_i of them at client i; D features):
      prototype (Eq. 11, changed as below).
   3. It sends its client prototypes: its class means (Eq. 2), without class counts.    C_i · D floats
   4. For each class the server takes the unweighted mean Q of its client prototypes. It sets δ to the largest distance
-     between two of these, capped at τ (Eq. 9). For S epochs it trains one vector per class and a network F that maps
-     vectors to global prototypes, with Eq. 10 as the loss.
+     between two of these means, capped at τ (Eq. 9). For S epochs it trains one vector per class and a network F that
+     maps vectors to global prototypes, with Eq. 10 as the loss.
 Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
   Eq. 11     We compare images, not class means, so scatter within a class is penalised and frequent classes weigh more.
   Eq. 10     We average over a batch of client prototypes; the paper sums over all of them.
-  Partition  Dirichlet shares, class by class; a client that already holds 1/K of all images gets no more.
-  Models     On CIFAR-10 all clients have one small CNN unless you add --model htfe8.
+  Partition  A client that already holds an equal share of all images gets nothing of the remaining classes.
+  Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN; the paper's eight: --model htfe8.
 Main gaps in the paper
-  Margin           Eq. 9 takes the largest distance between two classes, Fig. 1's caption that to the nearest class.
+  Margin           Eq. 9 takes the largest distance between two classes, Fig. 1's caption the one to the nearest class.
   Initial weights  Clients with the same extractor start with the same weights.
-  Server           Its optimiser and F's hidden layer are those of the authors' code.
+  Server           Neither its optimiser nor F's hidden layer is given; ours are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, about a minute
@@ -55,7 +55,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
-    batches="full",         # drop an epoch's last incomplete batch; not in the paper: from HtFLlib, by its first author
+    batches="full",         # drop an epoch's last incomplete batch; not in the paper: from its first author's HtFLlib
     lr=0.01,                # η
     momentum=0.0,           # the paper names no optimiser: plain SGD
     weight_decay=0.0,       # not in the paper
@@ -222,10 +222,10 @@ def largest_nearest_distance(centres, tau):
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     """Train the global prototypes on the client prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches
     -> P̂ (C, D), and the mean loss over the last epoch's batches. The paper names no optimiser. As in the authors'
-    code, it is plain SGD with the clients' learning rate and batch size.
+    code, we use plain SGD with the clients' learning rate and batch size.
 
     local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar."""
-    p = local_prototypes[owned]                                       # (n, D) the client prototypes, all in a row
+    p = local_prototypes[owned]                                       # (n, D) the client prototypes as one list
     _, labels = owned.nonzero(as_tuple=True)                          # (n,) their classes, in the same order
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
