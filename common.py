@@ -346,7 +346,7 @@ def make_federation(data, net, args, validation=0.0):
     tests = {}
     for d, name in enumerate(data.domains):
         index = torch.nonzero(data.test & (data.domain == d)).flatten()
-        if len(index) == 0 and args.subset < 1:
+        if len(index) == 0 and args.subset < 1 and args.contents["test images"] > 0:
             fail(f"--subset {args.subset}: leaves the server no test images of {name}")
         if len(index) == 0:
             exit_without_data(Path(args.data, args.dataset), f"the server needs test images of {name}")
@@ -710,10 +710,10 @@ def load_dataset(args):
         data = image_folder(folder, size)
 
     contents = {"images": len(data.y), "test images": int(data.test.sum()), "classes": data.class_names,
-                "domains": data.domains}
+                "domains": data.domains, "labels": zlib.crc32(data.y.numpy())}
     before = getattr(args, "contents", contents)  # from the checkpoint, with --resume
     for what in contents:
-        if contents[what] != before[what]:
+        if contents[what] != before.get(what, contents[what]):  # an older checkpoint lacks labels
             fail(f"--resume {args.resume}: {folder} has other {what} than when the run began")
     args.contents = contents
 
@@ -767,7 +767,8 @@ def image_folder(folder, size):
     for path in paths:
         changed = path.stat().st_mtime_ns if path.exists() else 0  # `decoded` names broken links
         paths_and_times.append((path.relative_to(folder).as_posix(), changed))
-    key = zlib.crc32(repr(("upright, 8 bits", paths_and_times)).encode())  # another text if pixels are read otherwise
+    how = "upright, 8 bits, on white"  # another text if pixels are read otherwise
+    key = zlib.crc32(repr((how, paths_and_times)).encode())
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
 
     def read(i):
@@ -810,7 +811,8 @@ def images_below(folder):
 
 
 # train, test or val in any spelling, such as Training, seg_test or valid
-PART = re.compile("(?<![a-z])(train|test|(val|valid|validation|dev|eval)(?![a-z]))", re.IGNORECASE)
+PART = re.compile("(?<![a-z])(train|test|(val|valid|validation|dev|development|eval|evaluation)(?![a-z]))",
+                  re.IGNORECASE)
 
 
 def role(names):
@@ -847,7 +849,10 @@ def sort_images(folder, images):
     classes = {name for _, name, _, _ in rows}
     untrained = sorted(classes - {name for _, name, _, is_test in rows if not is_test})
     if untrained:
-        exit_without_data(folder, f"only test images of {few(untrained)}; rename or move what is no class")
+        exit_without_data(folder, f"only test images of {few(untrained)}; rename or move what is no class (without a "
+                                  f"folder train a class needs three images)")
+    if classes and all(PART.search(name) for name in classes):
+        exit_without_data(folder, f"{few(sorted(classes))} are no classes; move them above the classes")
     if len(classes) == 1:
         exit_without_data(folder, f"{few(list(classes))} is the only class")
     return rows
@@ -896,13 +901,16 @@ def test_images(dataset, domain, n):
 
 
 def as_rgb(image):
-    """A PIL image as RGB with 8 bits. Deeper integers may run to 65,535, floats to 1."""
+    """A PIL image as RGB with 8 bits, white where it is transparent. Deeper integers may run to 65,535, floats to 1."""
     if image.mode.startswith(("I", "F")):
         highest = 1 if image.mode == "F" else 65535
         values = np.asarray(image, float)
         if not 0 <= values.min() <= values.max() <= highest:
             raise ValueError(f"values from {values.min():g} to {values.max():g}, not within 0 to {highest}")
         image = Image.fromarray(np.round(255 / highest * values).astype(np.uint8))
+    if image.mode.endswith("A") or "transparency" in image.info:  # often black below the transparent parts
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
 
 
@@ -1177,8 +1185,9 @@ class Run:
         saved = {"settings": vars(self.args), "rows": self.rows, "state": state,
                  "modules": [module.state_dict() for module in self.modules]}
         scratch = self.folder / "checkpoint.tmp"  # renamed, so that there is always a complete one
-        torch.save(saved, scratch)
-        scratch.replace(self.folder / "checkpoint.pt")
+        with only_a_warning(f"checkpoint.pt in round {t}"):  # the disk may be full
+            torch.save(saved, scratch)
+            scratch.replace(self.folder / "checkpoint.pt")
 
 
 def new_folder(args):
@@ -1210,7 +1219,7 @@ def in_words(column):
 
 def read_log(path):
     """A run's log.csv -> {column: an array with a number for each round}, nan in rounds without evaluation."""
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding="utf-8-sig", newline="") as file:  # -sig: a spreadsheet may have put a mark in front
         rows = list(csv.DictReader(file))
     return {name: np.array([float(row[name] or "nan") for row in rows]) for name in rows[0]}
 
@@ -1526,11 +1535,15 @@ def read_runs(folders):
             fail(f"{folder}: no such folder")
         if not folder.is_dir():  # runs/* matches pictures as well
             continue
-        log = read_log(folder / "log.csv") if (folder / "log.csv").exists() else {}
-        if not predictions(log):
-            print(f"{folder}: left out, no tested round in a log.csv")
+        try:
+            log = read_log(folder / "log.csv")
+            settings = json.loads((folder / "args.json").read_text())
+        except (OSError, ValueError, LookupError) as error:
+            print(f"{folder}: left out, no log.csv with args.json, or another program changed them ({error!r})")
             continue
-        settings = json.loads((folder / "args.json").read_text())
+        if not predictions(log):
+            print(f"{folder}: left out, no tested round")
+            continue
         seed, flags = settings["seed"], as_flags(settings)
         rounds = f" ({len(log['round'])} rounds)"
         stem = re.sub(rf"-s{seed}(-\d+)?$", "", str(folder)) + rounds
@@ -1802,6 +1815,11 @@ def parse(script, description, settings, add_flags, words=None):
     architectures = GROUPS.get(args.model, [args.model])
     if "--small-stem" in typed and not any(name.startswith("resnet") for name in architectures):
         fail(f"--small-stem: only for ResNets, not for --model {args.model}")
+    lower = args.dataset.lower()
+    if args.dataset != lower and lower in {*TORCHVISION, *PIXELS, *settings}:
+        fail(f"--dataset {args.dataset}: write {lower}, and rename the folder, because the settings go by this name")
+    if "--data" in typed and "--dataset" not in typed and args.resume is None:
+        fail("--data: glyphs, the default, are drawn, not read; --dataset NAME reads the folder NAME in it")
     args.device = choose_device(args.device)
     return args
 

@@ -8,7 +8,7 @@ class's images that it stands for, so outliers count little. And L_corr (Eq. 8) 
 its class's prototypes, those with the largest similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
-  1. The server sends the model and the weighted prototypes; in round 1 there are none. |w| + G · (D + 1) floats to each
+  1. The server sends the model and weighted prototypes; in round 1 there are none.    |w| + G · (D + 1) floats to each
   2. Each participant trains for E epochs on cross-entropy (Eq. 5)
      + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's prototypes
      + λ2 · L_corr (Eq. 8): minus the sum of the largest products similarity · weight, so the loss can be negative.

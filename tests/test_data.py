@@ -86,7 +86,7 @@ def test_glyphs_have_the_size_that_is_typed(monkeypatch):
 
 def test_data_in_the_home_folder():
     """A shell does not expand --data=~/fl."""
-    home = arguments("fedproto", "--data=~/fl").data
+    home = arguments("fedproto", "--dataset s --data=~/fl").data
     assert home == os.path.expanduser("~/fl") and "~" not in home
 
 
@@ -179,6 +179,8 @@ def test_layouts_that_are_read(folders, domains, classes, n, tmp_path):
     ("x/train/{a,b} x/validation/{a,b} y/{a,b}", "s/x"),
     ("test/{a,b}", "test"),
     ("x/{train,test} y/{train,test}", "s/x"),                       # parts without classes
+    ("images/{train,val}", "train, val"),
+    ("development/{a,b} evaluation/{a,b}", "development, evaluation"),
 ])
 def test_layouts_that_are_refused(folders, wrong, tmp_path):
     """Status 1, the folder is named, and nothing is kept."""
@@ -213,6 +215,21 @@ def test_pictures_of_more_than_8_bits_are_scaled(tmp_path):
     Image.fromarray(pixels.astype(np.float32)).save(folder / "4.tif")
     for image in load(tmp_path, "s").x[1:4]:
         assert image[:, :, :15].unique().tolist() == [0] and image[:, :, 17:].unique().tolist() == [64]
+
+
+def test_transparent_pictures_lie_on_white(tmp_path):
+    """Otherwise a black icon on nothing would be all black."""
+    pictures(tmp_path / "s", "train/{icon,other}")
+    icon = Image.new("LA", (32, 32))  # black, transparent
+    icon.paste((0, 255), (0, 0, 32, 16))
+    icon.save(tmp_path / "s" / "train" / "icon" / "2.png")
+    icon.convert("RGBA").save(tmp_path / "s" / "train" / "icon" / "3.png")
+    palette = Image.new("P", (32, 32))
+    palette.putpalette([0, 0, 0, 0, 0, 0])
+    palette.paste(1, (0, 0, 32, 16))
+    palette.save(tmp_path / "s" / "train" / "icon" / "4.png", transparency=0)
+    for image in load(tmp_path, "s").x[1:4]:
+        assert image[:, :15].unique().tolist() == [0] and image[:, 17:].unique().tolist() == [255]
 
 
 def test_exif_turns_a_picture_but_not_in_the_sets_of_the_papers(tmp_path):
@@ -272,23 +289,26 @@ def test_a_cache_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch, cap
 def test_undecodable_files_are_all_named_and_nothing_cached(tmp_path):
     """Ten at most, and how many more there are."""
     pictures(tmp_path / "s", "train/{a,b}")
-    noise, empty, link, dark = [tmp_path / "s" / "train" / "a" / f"0{n}.png" for n in range(4)]
+    noise, empty, link, dark, deep, bright = [tmp_path / "s" / "train" / "a" / f"0{n}.png" for n in range(6)]
     Image.effect_noise((500, 500), 100).save(noise)
     before, end = noise.read_bytes().rsplit(b"IDAT", 1)
     noise.write_bytes(before + b"ID\0T" + end)  # Pillow raises SyntaxError
     empty.touch()
     link.symlink_to(tmp_path / "moved.png")
     Image.fromarray(np.full((4, 4), -1, np.int32)).save(dark, "TIFF")  # neither 8 nor 16 bits
+    Image.fromarray(np.full((4, 4), 70000, np.int32)).save(deep, "TIFF")
+    Image.fromarray(np.full((4, 4), 2, np.float32)).save(bright, "TIFF")
     with pytest.raises(SystemExit) as stop:
         load(tmp_path, "s")
     _, *lines = stop.value.code.splitlines()
-    assert [line.split(": ")[0].strip() for line in lines] == [str(path) for path in (noise, empty, link, dark)]
+    bad = [str(path) for path in (noise, empty, link, dark, deep, bright)]
+    assert [line.split(": ")[0].strip() for line in lines] == bad
     for n in range(10, 18):
         empty.with_name(f"{n}.jpg").touch()
     with pytest.raises(SystemExit) as stop:
         load(tmp_path, "s")
     _, *lines, more = stop.value.code.splitlines()
-    assert len(lines) == 10 and more.split() == ["and", "2", "more"]
+    assert len(lines) == 10 and more.split() == ["and", "4", "more"]
     assert not list(tmp_path.glob("*.pt"))
 
 

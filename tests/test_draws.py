@@ -118,9 +118,10 @@ def test_the_servers_initial_vectors_are_normally_distributed():
         assert v.max() > 3
 
 
-def test_augment():
+@pytest.mark.parametrize("pixels", [32, 48])
+def test_augment(pixels):
     """Each image gets its own draws; pixels never mix, and the border is black."""
-    x = torch.zeros(50, 3, 32, 32, dtype=torch.uint8)
+    x = torch.zeros(50, 3, pixels, pixels, dtype=torch.uint8)
     x[:, :, 10:22, 10:22] = torch.randint(1, 256, (50, 3, 12, 12))
     got = common.augment(x, np.random.default_rng(0))
     rng = np.random.default_rng(0)
@@ -129,7 +130,7 @@ def test_augment():
     left, top = rng.integers(0, 9, (2, 50)).tolist()
     for i in range(50):
         padded = F.pad(x[i], (4, 4, 4, 4))
-        want = transforms.rotate(transforms.crop(padded, top[i], left[i], 32, 32), angle[i].item())
+        want = transforms.rotate(transforms.crop(padded, top[i], left[i], pixels, pixels), angle[i].item())
         if flip[i] < 0:
             want = transforms.hflip(want)
         assert (got[i] == want).float().mean() > 0.99  # rounding may choose another pixel
@@ -170,7 +171,8 @@ def test_cluster_quality_is_of_the_classes(monkeypatch, capsys):
         common.print_cluster_quality(SimpleNamespace(num_classes=3), tests, 0)
         numbers = [float(number) for number in re.findall(r"-?\d\.\d+", capsys.readouterr().out)]
         assert numbers == pytest.approx([nmi, silhouette], abs=0.05)
-    many = {"one": common.Images(torch.randn(2001, 2, 1, 1), torch.arange(2001) % 3)}
+    late = (torch.arange(2100) >= 2000).long()  # not among the first 2,000
+    many = {"one": common.Images(torch.randn(2100, 2, 1, 1), late)}
     common.print_cluster_quality(SimpleNamespace(num_classes=3), many, 0)
     assert "of 2000 test images" in capsys.readouterr().out
     common.print_cluster_quality(SimpleNamespace(num_classes=3), {"one": common.Images(x, 0 * mixed)}, 0)  # one class

@@ -86,8 +86,9 @@ def test_small_resnets_and_stems():
         for name, width in dict(resnet4=64, resnet6=128, resnet8=256, resnet10=512).items():
             assert common.build_extractor(name, 32, small_stem=False)(x).shape == (2, width)
         for small_stem, pixels in (False, 8), (True, 32):
-            stem = common.build_extractor("resnet18", 32, small_stem)
-            assert stem.maxpool(stem.conv1(x)).shape == (2, 64, pixels, pixels)
+            for name in "resnet10", "resnet18":
+                stem = common.build_extractor(name, 32, small_stem)
+                assert stem.maxpool(stem.conv1(x)).shape == (2, 64, pixels, pixels)
 
 
 def test_parameter_counts():

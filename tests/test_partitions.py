@@ -1,5 +1,6 @@
 """Partitions: what all of them promise, and what each one promises of its own."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -52,6 +53,13 @@ def test_the_seed_draws_the_partition(kind):
     assert np.array_equal(one, again) and not np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("flags", [dict(domain_fraction=0.2), dict(images_per_class=5)])
+def test_the_seed_draws_a_clients_share_of_its_domain(flags):
+    """The first files of a folder are those of its first classes."""
+    one, other = [split(TEN, DOMAINS, partition="domain", clients=3, seed=seed, **flags) for seed in (0, 1)]
+    assert set(np.concatenate(one)) != set(np.concatenate(other))
+
+
 @pytest.mark.parametrize("beta", [1.0, 3.0])
 def test_dirichlet_draws_its_shares_with_beta(beta):
     """The mean square of a share of Dir(β) is (β + 1) / (K (Kβ + 1))."""
@@ -95,6 +103,12 @@ def test_dirichlet_keeps_the_best_of_a_hundred_draws(seed):
     """No draw gives everyone the 12 images that are enough."""
     smallest = split_counts(TEN, partition="dirichlet", clients=60, seed=seed).sum(1).min()
     assert 2 < smallest < 12
+
+
+def test_of_equally_good_draws_dirichlet_keeps_the_first(monkeypatch):
+    draws = itertools.chain([np.array([0, 1, 1, 1])], itertools.repeat(np.array([0, 0, 0, 1])))
+    monkeypatch.setattr(common, "dirichlet_owners", lambda *_: next(draws))
+    assert [part.tolist() for part in split(np.zeros(4, int), partition="dirichlet", clients=2)] == [[0], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("kind", sorted(set(common.PARTITIONS) - {"domain"}))

@@ -103,6 +103,7 @@ def test_features_png(monkeypatch):
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == [*names[2:], *groups, "server"]  # the ten most frequent classes
     assert sorted(text.get_text() for text in figure.axes[0].texts) == ["d", "l"]
+    in_legend = [handle.get_facecolor()[0][:3].tolist() for handle in figure.legends[0].legend_handles[:10]]
 
     colours_at = {}  # {place: the colours of its dots}
     for dots in figure.axes[0].collections:
@@ -110,10 +111,27 @@ def test_features_png(monkeypatch):
             colours_at.setdefault(round(place, 1), set()).add(tuple(dots.get_facecolor()[0]))
     assert sorted(colours_at) == [0.3, 1.1, *range(2, 12)]
     assert all(len(colours) == 1 for colours in colours_at.values()) and len(set.union(*colours_at.values())) == 10
+    assert in_legend == [list(*colours_at[c])[:3] for c in range(2, 12)]
     of_class = [dots for dots in figure.axes[0].collections if 11 in dots.get_offsets()]
     assert len({dots.get_paths()[0].vertices.tobytes() for dots in of_class}) == 13  # a marker for each group
     assert sum(len(dots.get_offsets()) for dots in of_class) <= 13 * 12  # each with its own images
     assert colours_at[0.3] == colours_at[3] and colours_at[1.1] == colours_at[11]  # the prototypes
+
+
+def test_features_png_has_each_clients_own_features(monkeypatch):
+    drawn = Mock(return_value=(np.zeros((4, 2)), "plane"))
+    monkeypatch.setattr(common, "in_two_dimensions", drawn)
+    images = common.Images(torch.tensor([[1.0], [3]]), torch.tensor([0, 1]))
+    groups = {"a": (Identity(), images), "b": (Doubled(), images)}
+    common.plot_features(groups, torch.zeros(0, 1), torch.zeros(0).long(), ["x", "y"], seed=0)
+    assert sorted(drawn.call_args.args[0].flatten().tolist()) == [1, 2, 3, 6]
+
+
+def test_many_ticks_have_their_own_names():
+    axis = common.Figure().subplots().xaxis
+    common.label_ticks(axis, [str(n) for n in range(61)])
+    assert axis.get_ticklocs().tolist() == [*range(0, 61, 3)]
+    assert [int(text.get_text()) for text in axis.get_ticklabels()] == [*range(0, 61, 3)]
 
 
 def test_margins():
@@ -243,12 +261,13 @@ def test_rows_print_the_flags_in_which_they_differ(tmp_path, capsys):
     log = "round,acc_test\n1,50\n"
     both = dict(partition="iid", lr=0.1)
     common.compare([
-        a_run(tmp_path / "x", log, **both, model="cnn4", beta=0.1, lam=0, lite=False),
-        a_run(tmp_path / "y", log, **both, model="resnet10", beta=0.5),
+        a_run(tmp_path / "x", log, **both, model="cnn4", subset=0.1, beta=0.1, lam=0, lite=False),
+        a_run(tmp_path / "y", log, **both, model="resnet10", subset=1.0, beta=0.5),
     ])
     printed = capsys.readouterr().out
-    assert "not all rows have the same --model; see" in printed.split("| run |")[0]
-    assert re.findall(r"/. \(1 rounds\): (.*)", printed) == ["--lam 0 --model cnn4", "--lam 1 --model resnet10"]
+    assert "not all rows have the same --model, --subset; see" in printed.split("| run |")[0]
+    assert re.findall(r"/. \(1 rounds\): (.*)", printed) == ["--lam 0 --model cnn4 --subset 0.1",
+                                                             "--lam 1 --model resnet10 --subset 1.0"]
 
 
 def test_nothing_to_compare(tmp_path, capsys):
@@ -257,6 +276,15 @@ def test_nothing_to_compare(tmp_path, capsys):
     printed = capsys.readouterr()
     assert stop.value.code == 2 and "no folder of a run" in printed.err
     assert f"{tmp_path}: left out" in printed.out and f"{tmp_path / 'x'}: left out" in printed.out
+
+
+@pytest.mark.parametrize("log", ["", "round;acc_test\n1;50\n"])
+def test_a_log_that_cannot_be_read_is_left_out(log, tmp_path, capsys):
+    """The others are compared. A spreadsheet's mark before the first column does not matter."""
+    common.compare([a_run(tmp_path / "x", log), a_run(tmp_path / "y", "\ufeffround,acc_test\n1,50\n")])
+    printed = capsys.readouterr().out
+    assert f"{tmp_path / 'x'}: left out" in printed
+    assert [row[0] for row in table(printed)] == ["y (1 rounds)"]
 
 
 def test_a_mistyped_folder_is_named(tmp_path, capsys):
@@ -300,10 +328,16 @@ def test_compare_png():
             "acc_classifier": np.array([math.nan, 50, 60 + seed]),
             "acc_prototype": np.array([41, 42, 43]),
         }
-    left, right = common.plot_comparison("glyphs", {"mine": logs}).axes
+    other = {0: {"acc_classifier": np.array([1, 2, 3]), "acc_prototype": np.array([4, 5, 6])}}
+    figure = common.plot_comparison("glyphs", {"mine": logs, "other": other})
+    left, right = figure.axes
     assert left.get_title() == "classifier accuracy of clients' own models"
     assert right.get_title() == "prototype accuracy of clients' own models"
-    curve, = left.lines
-    assert curve.get_xydata().tolist() == [[2, 50], [3, 61]]
+    assert [line.get_ydata().tolist() for line in left.lines] == [[50, 61], [1, 2, 3]]
+    assert left.lines[0].get_xdata().tolist() == [2, 3]
+    assert [line.get_ydata().tolist() for line in right.lines] == [[41, 42, 43], [4, 5, 6]]
+    legend = figure.legends[0]
+    in_legend = {text.get_text(): line.get_color() for text, line in zip(legend.get_texts(), legend.legend_handles)}
+    assert in_legend == {"mine": left.lines[0].get_color(), "other": left.lines[1].get_color()}
     band = left.collections[0].get_paths()[0].vertices
     assert {tuple(corner) for corner in band.tolist()} == {(2, 50), (3, 60), (3, 62)}

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import sys
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_a_run_does_not_end_with_an_untested_round(run, refused):
 def test_a_resumed_run_knows_its_settings(run, monkeypatch):
     """It needs no flags again, and args.json has no flags that depend on the machine."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # --device auto would take it
-    folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 2 --workers 1 --data here").folder
+    folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 2 --workers 1 --dataset glyphs --data here").folder
     args = arguments("fedproto", "--resume", folder)
     assert (args.rounds, args.data, args.workers, args.checkpoint_every, args.device) == (2, "here", 1, 2, "cpu")
     assert (args.no_plots, args.trials) == (False, 1)  # of the first call only
@@ -152,6 +153,30 @@ def test_other_data_are_refused(run, refused, tmp_path):
         new.rename(old)
     assert log(folder) == kept
     run("fedproto", "--no-plots --rounds 2 --resume", folder)  # nothing has changed
+
+
+def test_other_labels_are_refused(run, refused, tmp_path):
+    """As many images of each class, in another order: clients would be tested on images that they trained on."""
+    def write(order):
+        for n, (domain, name) in enumerate(order):
+            path = tmp_path / "s" / domain / "train" / name / f"{n}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (16, 16)).save(path)
+    x, y = [("x", "a"), ("x", "b"), ("x", "b")] * 10, [("y", "a"), ("y", "a"), ("y", "b")] * 10
+    write(x + y)
+    folder = run("fedproto", "--dataset s --image-size 16 --model cnn4 --partition iid --clients 2 --rounds 1",
+                 "--checkpoint-every 1 --no-plots --data", tmp_path).folder
+    shutil.rmtree(tmp_path / "s")
+    write([("x", name) for _, name in y] + [("y", name) for _, name in x])
+    assert "other labels" in refused("fedproto", "--no-plots --rounds 2 --resume", folder)
+
+
+def test_a_full_disk_costs_the_checkpoint_but_not_the_run(run, monkeypatch):
+    def full(*_):
+        raise OSError("disk full")
+    monkeypatch.setattr(torch, "save", full)
+    one = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1")
+    assert len(one.rows) == 2 and "no checkpoint.pt in round 1: OSError: disk full" in one.warnings
 
 
 def test_checkpoints_that_are_refused(run, refused, monkeypatch, tmp_path):

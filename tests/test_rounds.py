@@ -42,10 +42,13 @@ def weights(net):
 def play(run, monkeypatch):
     """play(script, flags) -> its rounds. Each has the participants, what they were given and sent, what was tested, and
     the log's row."""
-    monkeypatch.setattr(fedfm, "print_cluster_quality", lambda *_: None)  # it takes longer than a run here
+    clustered, drawn = [], {}
+    # both take longer than a run here
+    monkeypatch.setattr(fedfm, "print_cluster_quality", lambda net, *_: clustered.append(weights(net)))
 
     def go(script, flags="", rounds=4):
         module, story = __import__(script), []
+        monkeypatch.setattr(module, "draw_pictures", lambda *_, **given: drawn.update(given))
         evaluate = "evaluate_personal" if script in PERSONAL else "evaluate_global"
         test = getattr(module, evaluate)
 
@@ -71,6 +74,12 @@ def play(run, monkeypatch):
             patch.setattr(module, "for_each_client", for_each_client)
             patch.setattr(module, evaluate, evaluated)
             rows = run(script, FLAGS, "--rounds", rounds, flags).rows
+        if script == "fedfm":
+            near(clustered.pop(), weights(story[-1].tested))
+        if script in ("fedtgp", "fedsa"):
+            near(drawn["prototypes"], story[-1].vectors)
+        if script in ("fedlsa", "fedplcc"):
+            assert not any(len(client.val.y) for client in story[0].chosen)  # nothing is held back
         for now, row in zip(story, rows, strict=True):
             now.row, now.traffic = row, (row["up"], row["down"])
             assert row["loss"] == pytest.approx(np.mean([upload.loss for upload in now.sent]))
@@ -226,8 +235,17 @@ NO_ANCHORS = fedfm.Anchors(torch.zeros(C, D), torch.zeros(C, dtype=torch.bool))
 
 @pytest.mark.parametrize("flags", ["--warmup 0 --aggregate uniform", "--warmup 1"])
 def test_fedfm_round(flags, play, monkeypatch):
-    """Participants make the anchors with this round's global model; all clients validate."""
-    monkeypatch.setattr(fedfm, "evaluate_validation", lambda net, clients, t, args: {"validation": len(clients)})
+    """Participants make the anchors with this round's global model. All clients validate it on a quarter of their
+    images."""
+    validated = []
+
+    def evaluate_validation(net, clients, t, args):
+        validated.append(weights(net))
+        assert [client.id for client in clients] == list(range(K))
+        for client in clients:
+            assert len(client.val.y) == pytest.approx(len(client.train.y) / 3, abs=1)
+        return {"validation": 7}
+    monkeypatch.setattr(fedfm, "evaluate_validation", evaluate_validation)
     story = play("fedfm", flags + " --validation 0.25 --lam 1")
     model, *_ = story[0].before.values()
     size, anchors = common.model_size(story[0].tested), NO_ANCHORS
@@ -240,7 +258,8 @@ def test_fedfm_round(flags, play, monkeypatch):
         near(now.given, (anchors if t > now.args.warmup else None,))
         model = check_models(now, model)
         assert now.traffic == (up, down)
-        assert now.row["acc_validation"] == K  # all of them, not only participants
+        near(validated[t - 1], model)
+        assert now.row["acc_validation"] == 7
 
 
 @pytest.mark.parametrize("flags, downloads, uploads", [

@@ -34,10 +34,15 @@ def test_a_run_leaves_its_folder(script, run, monkeypatch):
 def test_a_round_prints_its_row(run):
     one = run("fedsa", SMALL["fedsa"], "--name mine")
     assert one.folder.name == "fedsa-glyphs-mine-s0"
+    assert all(0 < row["seconds"] < 60 for row in one.rows)
     for t, row in enumerate(one.rows, 1):
         assert (f"round {t}/2  classifier {row['acc_classifier']:5.2f}  anchor {row['acc_anchor']:5.2f}  majority class "
                 f"{row['acc_most_frequent']:5.2f}  loss {row['loss']:.4f}  up {row['up']:,.0f}  down {row['down']:,.0f}  "
                 f"{row['seconds']:.2f} s  left ") in one.text
+
+
+def test_a_run_says_how_many_images_its_clients_train_on(run):
+    assert re.search(r"clients train on [1-9]\d* ", run("fedlsa", SMALL["fedlsa"]).text)
 
 
 def test_rounds_without_evaluation_have_empty_cells(run):
@@ -197,7 +202,7 @@ def test_a_stem_that_no_model_has_is_refused(refused):
 def test_defaults_that_no_script_sets():
     args = common.make_parser("").parse_args([])
     assert (args.data, args.subset, args.batches, args.checkpoint_every, args.out) == ("./data", 1, "all", 10, "runs")
-    assert (args.missing, args.dominant_share) == (1, 0.46)
+    assert (args.missing, args.dominant_share, args.beta, args.device) == (1, 0.46, 0.1, "auto")
 
 
 @every_script
@@ -209,6 +214,7 @@ def test_help_shows_what_a_run_would_use(script, capsys):
     rounds = arguments(script, "--dataset cifar10").rounds
     assert f"number of rounds (default: {rounds})" in text
     assert "(default: None)" not in text and "(default: False)" not in text
+    assert "glyphs are fixed (default: 0)" in text
 
 
 BAD = {  # what the line says: command lines, in which the last flag is the bad one
@@ -230,6 +236,9 @@ BAD = {  # what the line says: command lines, in which the last flag is the bad 
     "for testing": ["--partition dominant --subset 0.01 --clients 4"],
     "--out README.md": ["--out README.md/runs"],
     "would train on 1 of": ["fedfm --subset 0.1 --validation 0.999 --partition domain"],
+    "write cifar10": ["--dataset CIFAR10"],
+    "write pacs": ["--dataset PACS"],
+    "are drawn": ["--data elsewhere"],
     "cannot be a group": ["fedfm --model htfe4"],
     "cannot be used": ["--device cuda:99", "--device tpu"],
     "checkpoint.pt": ["--resume nowhere", "--resume="],
@@ -240,6 +249,7 @@ BAD = {  # what the line says: command lines, in which the last flag is the bad 
                          "fedplcc --domain-fraction 0.5 --images-per-class 3"],
     "also needs --clients": ["fedlsa --partition iid"],
     "without --lite": ["fedfm --model-every 2"],
+    "needs --model-every 1": ["fedfm --lite --model-every 2 --rounds 2 --prox 0.1"],
     "must be a multiple": ["fedfm --lite --model-every 3"],
     "only with --lam 0": ["fedlsa --no-sphere"],
 }
