@@ -156,7 +156,7 @@ def cross_device():
     head = ["command", "classifier, best round", "prototype, best round", "paper", "lead over FedProto, better of the two",
             "paper's lead"]
     show("cross-device", head, rows)
-    show("readme-personal", head, rows[:5])
+    show("readme-personal", head, rows[:6])
 
 
 def early_and_late():
