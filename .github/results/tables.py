@@ -280,16 +280,12 @@ def office_fedplcc_more():
     """One local epoch, on other machines than office_fedplcc's."""
     alone = "`fedplcc.py --local-epochs 1 --lam-contra 0`"
     one = "`fedplcc.py --weighted-means --local-epochs 1"
-    summed = "--local-epochs 1 --batches full --lr 0.32 --weight-decay 3.125e-07 --lam-contra"
     office("office-fedplcc-more", read("office-fedplcc"), [
         ("fedavg-1-epoch", None, "fedavg", f"{alone}: FedAvg"),
         ("fedplcc-1-epoch", "fedavg-1-epoch", "fedplcc", f"{one}`"),
         ("fedplcc-1-epoch-phi-1", "fedavg-1-epoch", None, f"{one} --phi 1`: toward all prototypes of the class"),
         ("fedplcc-1-epoch-tau-0.055", "fedavg-1-epoch", None, f"{one} --tau 0.055`"),
         ("fedplcc-1-epoch-tau-0.55", "fedavg-1-epoch", None, f"{one} --tau 0.55`"),
-        ("fedavg-1-epoch-sum", None, None, f"`fedplcc.py {summed} 0`: FedAvg, Eq. 5 as a sum over 32 images"),
-        ("fedplcc-1-epoch-sum", "fedavg-1-epoch-sum", None,
-         f"`fedplcc.py --weighted-means {summed} 0.625 --lam-corr 6.25`: Eq. 5 as a sum over 32 images"),
     ], FEDPLCC)
 
 
@@ -331,7 +327,8 @@ STOPPED = [
      ["fedproto-off-four", "fedproto-four", "fedtgp-four", "fedsa-four"]),
     ("four networks, 100 clients, settings of FedTGP's code; mean of rounds 80, 100 and 120", f"`{FOUR} {RELEASED}",
      "cifar10-cross-device", 80, [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
-    ("Fashion-MNIST, eight small CNNs; mean of rounds 6 to 10", "`--dataset fmnist`, FedSA also `--model htcnn8`",
+    ("Fashion-MNIST, eight small CNNs; mean of rounds 6 to 10",
+     "`--dataset fmnist`, FedSA also `--model htcnn8`, the others' preset",
      "fmnist", 6, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
 ]
 FINISHED = [
@@ -339,8 +336,8 @@ FINISHED = [
      ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
     ("digits: a client each for MNIST, MNIST-M and USPS", f"{DIGITS}, {LINEAR}", "digits", None,
      ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
-    ("digits, FedSA with distance and λ1 of its code", f"{DIGITS}, FedSA also `--distance mse --lam-r 10`", "digits", None,
-     [None, "fedproto", None, "fedsa-authors-settings"]),
+    ("digits, FedSA with distance and λ1 of its code and the default projection",
+     f"{DIGITS}, FedSA also `--distance mse --lam-r 10`", "digits", None, [None, "fedproto", None, "fedsa-authors-settings"]),
     ("glyphs", "none", "class", None, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
     ("glyphs, a style each", f"`--partition domain --clients 8 --images-per-class 20 --subset 1`, {LINEAR}",
      "glyphs-domains", None, ["domain-fedproto-off", "domain-fedproto", "domain-fedtgp", "domain-fedsa-linear"]),
