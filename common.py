@@ -365,7 +365,7 @@ def divide(data, index, held_back, args):
         cut = len(own) - math.floor(held_back * len(own) + 1e-9)  # 1e-9: 2.9999999 is 3
         if cut < 2:
             fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images; "
-                 f"try fewer --clients, less skew or larger shares")
+                 f"try fewer --clients (now {args.clients or 'one for each domain'}), less skew or larger shares")
         train = take(data, own[:cut], args.device)
         held = take(data, own[cut:], args.device)
         domain = ""
@@ -780,7 +780,9 @@ def image_folder(folder, size):
     x, _ = decoded(read, paths, size, cache, key)
     unused = {path for found in images.values() for path in found} - set(paths)
     unused = collections.Counter(str(path.parent.relative_to(folder)) for path in unused)
-    told = {"domains": domains, "classes": class_names, "skipped": skipped,
+    tested = {name for name, of_test in zip(class_of_image, is_test) if of_test}
+    told = {"domains": domains, "classes": class_names,
+            "no test images of": [name for name in class_names if tested and name not in tested], "skipped": skipped,
             "images not used": [f"{n:,} in {place}" for place, n in sorted(unused.items())],
             "no images in": [str(path.relative_to(folder)) for path in others if path.is_dir()]}
     print(f"{folder}: " + "; ".join(f"{what} {few(names)}" for what, names in told.items() if len(names)))
@@ -1272,7 +1274,8 @@ def print_what_next(args):
     weights = [name for name in vars(args) if name.startswith("lam")]
     if any(getattr(args, name) for name in weights) and args.resume is None:
         off = " ".join(f"--{name.replace('_', '-')} 0" for name in weights)
-        print(f"the same without guidance: python {shlex.join(sys.argv)} {off} --name off")
+        name = f"{args.name}-off" if args.name else "off"
+        print(f"the same without guidance: python {shlex.join(sys.argv)} {off} --name {name}")
     out = args.out if args.resume is None else str(Path(args.resume).parent)
     print(f"all runs in one table: python common.py {shlex.quote(out)}/*")
 
@@ -1469,7 +1472,7 @@ def plot_margins(clients, net, prototypes, labels, names):
     figure = Figure(figsize=(8, 4.5))
     axis = figure.subplots()
     axis.plot(table.max(0), "^", label=f"class means, the largest of {len(clients)} clients")
-    axis.plot(table.mean(0), "o", label="mean over the clients that have the class")
+    axis.plot(table.mean(0), "o", label="class means, the mean over clients")
     server = np.ma.masked_invalid(margins(prototypes, labels, C)) / to_prototype.mean(0)
     axis.plot(server, "*", markersize=12, label="server's vectors")
     axis.axhline(1, color="grey")
@@ -1607,7 +1610,8 @@ def plot_comparison(title, table):
     lines = {}
     for kind, axis in zip(kinds, panels):
         title_of_panel = "accuracy of the global model" if kind == "test" else f"{kind} accuracy of clients' own models"
-        axis.set(title=title_of_panel, xlabel="round", ylabel="% of test images")
+        axis.set(title=title_of_panel, xlabel="round (bands: from the worst to the best seed)",
+                 ylabel="% of test images")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         for n, (row, logs) in enumerate(table.items()):
             logs = list(logs.values())

@@ -199,7 +199,7 @@ def test_what_is_skipped_is_told(tmp_path, capsys):
     load(tmp_path, "s")
     line = capsys.readouterr().out.splitlines()[-1]
     told = line.removeprefix(f"{tmp_path / 's'}: ").split("; ")
-    assert told == ["domains s", "classes c1, c2, c3, c4, c5, ... (6)",
+    assert told == ["domains s", "classes c1, c2, c3, c4, c5, ... (6)", "no test images of c2, c3, c4, c5, c6",
                     "skipped 3 .gif, 1 .db, 1 without extension", f"images not used 1 in {Path('val', 'c1')}",
                     f"no images in {Path('train', 'onlygif')}"]
 
