@@ -765,8 +765,8 @@ def image_folder(folder, size):
     domains, domain = np.unique(domain_of_image, return_inverse=True)
     paths_and_times = []
     for path in paths:
-        changed = path.stat().st_mtime_ns if path.exists() else 0  # `decoded` names broken links
-        paths_and_times.append((path.relative_to(folder).as_posix(), changed))
+        about = path.stat() if path.exists() else os.stat(folder)  # `decoded` names broken links
+        paths_and_times.append((path.relative_to(folder).as_posix(), about.st_mtime_ns, about.st_size))
     how = "upright, 8 bits, on white"  # another text if pixels are read otherwise
     key = zlib.crc32(repr((how, paths_and_times)).encode())
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
@@ -778,6 +778,8 @@ def image_folder(folder, size):
         return image, y[i]
 
     x, _ = decoded(read, paths, size, cache, key)
+    if x.max() < 32:
+        print(f"careful: the brightest pixel of {folder} is {x.max()} of 255; 12-bit values need to be rescaled")
     unused = {path for found in images.values() for path in found} - set(paths)
     unused = collections.Counter(str(path.parent.relative_to(folder)) for path in unused)
     tested = {name for name, of_test in zip(class_of_image, is_test) if of_test}
@@ -812,9 +814,9 @@ def images_below(folder):
     return images, others
 
 
-# train, test or val in any spelling, such as Training, seg_test or valid
-PART = re.compile("(?<![a-z])(train|test|(val|valid|validation|dev|development|eval|evaluation)(?![a-z]))",
-                  re.IGNORECASE)
+# train, test or val in any spelling, such as Training, seg_test, valid, BrainTest or imagesTr
+PART = re.compile("(?<![A-Za-z])(?i:train|test|(val|valid|validation|dev|development|eval|evaluation)(?![a-z]))"
+                  "|Train|Test|(Tr|Ts)$")
 
 
 def role(names):
@@ -1188,8 +1190,11 @@ class Run:
                  "modules": [module.state_dict() for module in self.modules]}
         scratch = self.folder / "checkpoint.tmp"  # renamed, so that there is always a complete one
         with only_a_warning(f"checkpoint.pt in round {t}"):  # the disk may be full
-            torch.save(saved, scratch)
-            scratch.replace(self.folder / "checkpoint.pt")
+            try:
+                torch.save(saved, scratch)
+                scratch.replace(self.folder / "checkpoint.pt")
+            finally:
+                scratch.unlink(missing_ok=True)  # half a checkpoint would keep the disk full
 
 
 def new_folder(args):
@@ -1201,9 +1206,10 @@ def new_folder(args):
         try:
             folder.mkdir(parents=True)
             return folder
+        except FileExistsError:
+            continue
         except OSError as error:
-            if not folder.exists():
-                fail(f"--out {args.out}: {error}")
+            fail(f"--out {args.out}: {error}")
 
 
 def show_progress(text):
@@ -1540,17 +1546,19 @@ def read_runs(folders):
             continue
         try:
             log = read_log(folder / "log.csv")
+            rounds = f" ({len(log['round'])} rounds)"
+            scores = [best_and_final(log, kind) for kind in predictions(log)]
             settings = json.loads((folder / "args.json").read_text())
-        except (OSError, ValueError, LookupError) as error:
+            title = f"{settings['dataset']}-{settings['partition']}"
+            seed, flags = int(settings["seed"]), as_flags(settings)
+        except Exception as error:  # files can be missing, or changed by hand or by a spreadsheet
             print(f"{folder}: left out, no log.csv with args.json, or another program changed them ({error!r})")
             continue
-        if not predictions(log):
+        if not scores:
             print(f"{folder}: left out, no tested round")
             continue
-        seed, flags = settings["seed"], as_flags(settings)
-        rounds = f" ({len(log['round'])} rounds)"
         stem = re.sub(rf"-s{seed}(-\d+)?$", "", str(folder)) + rounds
-        table = tables.setdefault(f"{settings['dataset']}-{settings['partition']}", {})
+        table = tables.setdefault(title, {})
         same_setting = [row for row in table if stem_of_row[row] == stem and flags_of_row[row] == flags]
         lack_this_seed = [row for row in same_setting if seed not in table[row]]
         if lack_this_seed:
@@ -1656,9 +1664,10 @@ def checked(kind, allows, rule):
 share = checked(float, lambda value: 0 < value <= 1, "in (0, 1]")
 share_or_zero = checked(float, lambda value: 0 <= value <= 1, "in [0, 1]")
 share_below_one = checked(float, lambda value: 0 <= value < 1, "in [0, 1)")
-positive = checked(float, lambda value: 0 < value < math.inf, "finite and above 0")
-not_negative = checked(float, lambda value: 0 <= value < math.inf, "finite and at least 0")
-word = checked(str, lambda text: re.fullmatch(r"\w[\w.-]*", text), "a word of letters, digits, '.', '_' and '-'")
+positive = checked(float, lambda value: 0 < value < 1e38, "finite in float32 and above 0")
+not_negative = checked(float, lambda value: 0 <= value < 1e38, "finite in float32 and at least 0")
+word = checked(str, lambda text: re.fullmatch(r"\w[\w.-]{,99}", text),
+               "a word of letters, digits, '.', '_' and '-', at most 100")
 
 
 def at_least(low, high=10**9):

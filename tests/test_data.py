@@ -181,6 +181,8 @@ def test_layouts_that_are_read(folders, domains, classes, n, tmp_path):
     ("x/{train,test} y/{train,test}", "s/x"),                       # parts without classes
     ("images/{train,val}", "train, val"),
     ("development/{a,b} evaluation/{a,b}", "development, evaluation"),
+    ("BrainTrain/{a,b} BrainTest/{a,b}", "BrainTest, BrainTrain"),
+    ("imagesTr/{a,b} imagesTs/{a,b}", "imagesTr, imagesTs"),
 ])
 def test_layouts_that_are_refused(folders, wrong, tmp_path):
     """Status 1, the folder is named, and nothing is kept."""
@@ -232,6 +234,15 @@ def test_transparent_pictures_lie_on_white(tmp_path):
         assert image[:, :15].unique().tolist() == [0] and image[:, 17:].unique().tolist() == [255]
 
 
+def test_a_folder_of_dark_pictures_is_told(tmp_path, capsys):
+    """12-bit values in files of 16 bits are nearly black."""
+    pictures(tmp_path / "s", "train/{a,b}")
+    for path in (tmp_path / "s").rglob("*.png"):
+        Image.fromarray(np.full((8, 8), 4095, np.uint16)).save(path)
+    load(tmp_path, "s")
+    assert "the brightest pixel" in capsys.readouterr().out
+
+
 def test_exif_turns_a_picture_but_not_in_the_sets_of_the_papers(tmp_path):
     """Office has a picture whose orientation is wrong."""
     exif = Image.Exif()
@@ -264,7 +275,10 @@ def test_the_cache_is_used_and_redone_when_the_folder_changes(tmp_path, capsys):
     assert "decoding" in capsys.readouterr().out
     assert load(tmp_path, "s").x.max() == 200
     assert "decoding" not in capsys.readouterr().out
+    before = one.stat()
     picture(one, colour=(0, 0, 0))
+    os.utime(one, ns=(before.st_atime_ns, before.st_mtime_ns))  # an archive's files may all have one time
+    assert one.stat().st_size != before.st_size
     assert load(tmp_path, "s").x[0].max() == 0
     pictures(tmp_path / "s", "train/c test/b")
     one.unlink()

@@ -281,10 +281,17 @@ def test_nothing_to_compare(tmp_path, capsys):
     assert f"{tmp_path}: left out" in printed.out and f"{tmp_path / 'x'}: left out" in printed.out
 
 
-@pytest.mark.parametrize("log", ["", "round;acc_test\n1;50\n"])
-def test_a_log_that_cannot_be_read_is_left_out(log, tmp_path, capsys):
+@pytest.mark.parametrize("log, settings", [
+    ("", {}),
+    ("round;acc_test\n1;50\n", {}),
+    ("acc_test\n50\n", {}),
+    ("round,acc_test\n1,\n", {}),
+    ("round,acc_test\n1,50,7\n", {}),
+    ("round,acc_test\n1,50\n", {"seed": "(0"}),
+])
+def test_a_run_that_cannot_be_read_is_left_out(log, settings, tmp_path, capsys):
     """The others are compared. A spreadsheet's mark before the first column does not matter."""
-    common.compare([a_run(tmp_path / "x", log), a_run(tmp_path / "y", "\ufeffround,acc_test\n1,50\n")])
+    common.compare([a_run(tmp_path / "x", log, **settings), a_run(tmp_path / "y", "\ufeffround,acc_test\n1,50\n")])
     printed = capsys.readouterr().out
     assert f"{tmp_path / 'x'}: left out" in printed
     assert [row[0] for row in table(printed)] == ["y (1 rounds)"]

@@ -172,11 +172,13 @@ def test_other_labels_are_refused(run, refused, tmp_path):
 
 
 def test_a_full_disk_costs_the_checkpoint_but_not_the_run(run, monkeypatch):
-    def full(*_):
+    def full(saved, path):
+        path.write_bytes(b"half")
         raise OSError("disk full")
     monkeypatch.setattr(torch, "save", full)
     one = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1")
     assert len(one.rows) == 2 and "no checkpoint.pt in round 1: OSError: disk full" in one.warnings
+    assert sorted(path.name for path in one.folder.iterdir()) == ["args.json", "log.csv"]  # no half of one
 
 
 def test_checkpoints_that_are_refused(run, refused, monkeypatch, tmp_path):
