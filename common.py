@@ -1484,8 +1484,9 @@ def plot_margins(clients, net, prototypes, labels, names):
     axis.axhline(1, color="grey")
     axis.set_ylim(bottom=0)
     label_ticks(axis.xaxis, names)
-    axis.set(xlabel="class",
-             ylabel="distance to the nearest other class /\ndistance of features to the server's vector")
+    axis.set_xlabel("class")
+    ratio = "distance to the nearest other class /\ndistance of features to the server's vector"
+    axis.set_ylabel(ratio, fontsize="small")
     figure.legend(loc="outside lower center", ncols=3)
     return figure
 
