@@ -337,7 +337,8 @@ FINISHED = [
     ("digits: a client each for MNIST, MNIST-M and USPS", f"{DIGITS}, {LINEAR}", "digits", None,
      ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
     ("digits, FedSA with distance and λ1 of its code and the default projection",
-     f"{DIGITS}, FedSA also `--distance mse --lam-r 10`", "digits", None, [None, "fedproto", None, "fedsa-authors-settings"]),
+     f"{DIGITS}, FedSA also `--distance mse --lam-r 10`", "digits", None,
+     [None, "fedproto", None, "fedsa-authors-settings"]),
     ("glyphs", "none", "class", None, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
     ("glyphs, a style each", f"`--partition domain --clients 8 --images-per-class 20 --subset 1`, {LINEAR}",
      "glyphs-domains", None, ["domain-fedproto-off", "domain-fedproto", "domain-fedtgp", "domain-fedsa-linear"]),
@@ -386,7 +387,8 @@ def readme_global(fedlsa, fedplcc):
     """The first rows of FedLSA's table and of FedPLCC's."""
     rows = [[row[0], "10", *row[5:]] for row in fedlsa[:3]]
     rows += [[row[0], "4", *row[5:]] for row in fedplcc[:2]]
-    show("readme-global", ["Office-Caltech", "clients", "mean", "paper", "lead over FedAvg", "paper's lead"], rows)
+    show("readme-global", ["Office-Caltech", "clients", "mean of four domains", "paper", "lead over FedAvg",
+                           "paper's lead"], rows)
 
 
 def draw():
