@@ -765,7 +765,7 @@ def image_folder(folder, size):
     domains, domain = np.unique(domain_of_image, return_inverse=True)
     paths_and_times = []
     for path in paths:
-        about = path.stat() if path.exists() else os.stat(folder)  # `decoded` names broken links
+        about = path.stat() if path.exists() else path.lstat()  # `decoded` names broken links
         paths_and_times.append((path.relative_to(folder).as_posix(), about.st_mtime_ns, about.st_size))
     how = "upright, 8 bits, on white"  # another text if pixels are read otherwise
     key = zlib.crc32(repr((how, paths_and_times)).encode())
@@ -1829,11 +1829,12 @@ def parse(script, description, settings, add_flags, words=None):
     architectures = GROUPS.get(args.model, [args.model])
     if "--small-stem" in typed and not any(name.startswith("resnet") for name in architectures):
         fail(f"--small-stem: only for ResNets, not for --model {args.model}")
-    lower = args.dataset.lower()
-    if args.dataset != lower and lower in {*TORCHVISION, *PIXELS, *settings}:
-        fail(f"--dataset {args.dataset}: write {lower}, and rename the folder, because the settings go by this name")
-    if "--data" in typed and "--dataset" not in typed and args.resume is None:
-        fail("--data: glyphs, the default, are drawn, not read; --dataset NAME reads the folder NAME in it")
+    if args.resume is None:
+        lower = args.dataset.lower()
+        if args.dataset != lower and lower in {*TORCHVISION, *PIXELS, *settings}:
+            fail(f"--dataset {args.dataset}: write {lower}, also as the folder's name; its settings go by that")
+        if "--data" in typed and "--dataset" not in typed:
+            fail("--data: glyphs, the default, are drawn, not read; --dataset NAME reads the folder NAME in it")
     args.device = choose_device(args.device)
     return args
 

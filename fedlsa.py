@@ -20,7 +20,7 @@ Our main changes
   Anchors  have length 1, as mean directions on a sphere do (Eq. 6); otherwise Eq. 4 has no lower bound.
 Main gaps in the paper
   Shares   How much of its domain a client has. Ours are from other methods' code (FPL, MarsFL); they matter a lot.
-  Average  How models are weighted. We use image counts; on digits a client with SVHN counts ten times one with USPS.
+  Average  How models are weighted. We use image counts; on digits SVHN's clients count ten times as much as USPS's.
   FedAvg   Are its features scaled to length 1 (--lam 0)? Ours are not (--lam 0 --no-sphere).
 All deviations, equations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
