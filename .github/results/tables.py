@@ -86,8 +86,14 @@ def verdict(run, base, function):
         return " and ".join(map(number, differences)) + (" (one seed)" if len(differences) == 1 else " (2 seeds)")
     low, high = interval(differences)
     word = "ahead" if low > 0 else "behind" if high < 0 else "inconclusive"
+    return f"{in_numbers(differences)} {word}"
+
+
+def in_numbers(differences):
+    """The mean of three differences and its interval."""
+    low, high = interval(differences)
     digits = 2 if 0 in (round(low, 1), round(high, 1)) else 1  # show on which side of 0 a bound is
-    return f"{number(np.mean(differences), digits)} ({number(low, digits)} to {number(high, digits)}) {word}"
+    return f"{number(np.mean(differences), digits)} ({number(low, digits)} to {number(high, digits)})"
 
 
 def interval(differences):
@@ -123,46 +129,50 @@ PERSONAL = {
 
 
 def summary():
-    """Each method's lead beside its paper's. The README has it as well."""
+    """Each method's lead beside its paper's."""
     table_1, lsa, plcc = read("cifar10-cross-device"), read("office-fedlsa"), read("office-fedplcc")
-    small, ten, four = "CIFAR-10, 100 clients", "Office-Caltech, ten clients", "Office-Caltech, four clients"
+    small, ten, four = "FedSA's Table 1, CIFAR-10", "FedLSA's Table 2, Office-Caltech", "FedPLCC's Table III, Office-Caltech"
     mean = mean_of_domains(100)
-    published_lsa = FEDLSA["fedlsa"][4] - FEDLSA["fedavg"][4]
-    published_plcc = FEDPLCC["fedplcc"][4] - FEDPLCC["fedavg"][4]
     rows = []
     for what, setting, runs, ours, base, function, published in [
             ("FedProto − local training", small, table_1, "fedproto", "fedproto-off", best_of_both, None),
-            ("FedTGP − FedProto", small, table_1, "fedtgp", "fedproto", best_of_both,
-             FEDSA["fedtgp"] - FEDSA["fedproto"]),
+            ("FedTGP − FedProto", small, table_1, "fedtgp", "fedproto", best_of_both, FEDSA["fedtgp"] - FEDSA["fedproto"]),
             ("FedSA − FedProto", small, table_1, "fedsa", "fedproto", best_of_both, FEDSA["fedsa"] - FEDSA["fedproto"]),
-            ("FedLSA − FedAvg", ten, lsa, "fedlsa", "fedavg", mean, published_lsa),
+            ("FedLSA − FedAvg", ten, lsa, "fedlsa", "fedavg", mean, lead(FEDLSA, "fedlsa")),
             ("FedLSA − FedAvg on the sphere", ten, lsa, "fedlsa", "fedavg-length-1", mean, None),
-            ("FedPLCC − FedAvg, ten local epochs", four, plcc, "fedplcc-letter", "fedavg", mean, published_plcc),
+            ("FedPLCC − FedAvg, ten local epochs", four, plcc, "fedplcc-letter", "fedavg", mean,
+             lead(FEDPLCC, "fedplcc")),
             ("FedPLCC − FedAvg, one local epoch", four, plcc, "fedplcc-letter-1-epoch", "fedavg-1-epoch-again", mean,
-             published_plcc)]:
-        cells = [what, setting, verdict(runs[ours], runs[base], function)]
+             lead(FEDPLCC, "fedplcc"))]:
+        cells = [what, setting, in_numbers([function(runs[ours][seed]) - function(runs[base][seed]) for seed in (0, 1, 2)])]
         if published:
             cells += [number(published), reproduced(runs[ours], runs[base], function, published)]
         rows.append(cells + [""] * (5 - len(cells)))
-    published_fm = 72.89 - 66.69  # Table III
-    rows.append(["FedFM − FedAvg", "CIFAR-10, ten clients", "no finished run", number(published_fm), "open"])
-    for name in "summary", "readme-summary":
-        show(name, ["", "setting", "difference (95 % interval)", "paper's", "reproduced"], rows)
+    published_fm = 72.89 - 66.69
+    rows.append(["FedFM − FedAvg", "FedFM's Table III, CIFAR-10", "no finished run", number(published_fm), "open"])
+    show("summary", ["", "setting", "our difference", "the paper's", "reproduced"], rows)
+
+
+def lead(paper, method):
+    """The paper's mean of the four domains, minus its FedAvg's."""
+    return paper[method][4] - paper["fedavg"][4]
 
 
 def cross_device():
-    """FedSA's Table 1. The README has its levels."""
+    """FedSA's Table 1, in the README as well."""
     runs = read("cifar10-cross-device")
-    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", ""]]
+    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", ""]]
     for name, command in PERSONAL.items():
-        rows.append([command, accuracy(runs[name], best("classifier")), accuracy(runs[name], best("prototype")),
-                     number(FEDSA[name], 2) if name in FEDSA else "",
-                     verdict(runs[name], runs["fedproto"], best_of_both) if name != "fedproto" else "",
-                     number(FEDSA[name] - FEDSA["fedproto"]) if name in ("fedtgp", "fedsa") else ""])
-    head = ["command", "classifier, best round", "prototype, best round", "paper",
-            "difference from FedProto, each method's better predictor", "paper's"]
-    show("cross-device", head, rows)
-    show("readme-personal", head[:4], [row[:4] for row in rows])
+        cells = [command, accuracy(runs[name], best("classifier")), accuracy(runs[name], best("prototype")),
+                 number(FEDSA[name], 2) if name in FEDSA else "",
+                 verdict(runs[name], runs["fedproto"], best_of_both) if name != "fedproto" else ""]
+        if name in ("fedtgp", "fedsa"):
+            published = FEDSA[name] - FEDSA["fedproto"]
+            cells += [number(published), reproduced(runs[name], runs["fedproto"], best_of_both, published)]
+        rows.append(cells + [""] * (7 - len(cells)))
+    for name in "cross-device", "readme-personal":
+        show(name, ["command", "classifier, best round", "prototype, best round", "paper",
+                    "better predictor − FedProto's", "paper's", "reproduced"], rows)
 
 
 def early_and_late():
@@ -174,8 +184,8 @@ def early_and_late():
         for function in in_round("prototype", 100), mean_of("prototype", 801, 1000), in_round("classifier", 1000):
             cells.append(verdict(runs[name], runs["fedproto"], function) if name != "fedproto" else "")
         rows.append(cells)
-    show("early-and-late", ["command", "prototype accuracy, round 100", "its difference from FedProto",
-                            "difference, prototype, rounds 801 to 1000", "difference, classifier, round 1000"], rows)
+    show("early-and-late", ["command", "prototype, round 100", "− FedProto: prototype, round 100",
+                            "− FedProto: prototype, rounds 801 to 1000", "− FedProto: classifier, round 1000"], rows)
 
 
 def office(name, runs, rows_wanted, paper):
@@ -184,12 +194,13 @@ def office(name, runs, rows_wanted, paper):
     mean = mean_of_domains(100)
     rows = []
     for one, base, published, *command in rows_wanted:
-        rows.append([*command, accuracy(runs[one], mean),
-                     number(paper[published][4], 2) if published else "",
-                     verdict(runs[one], runs[base], mean) if base else "",
-                     number(paper[published][4] - paper["fedavg"][4]) if published and base else ""])
-    machines = ["machines"] if len(command) == 2 else []
-    show(name, ["command", *machines, "mean of four domains", "paper", "difference from FedAvg", "paper's"], rows)
+        cells = [*command, accuracy(runs[one], mean), number(paper[published][4], 2) if published else "",
+                 verdict(runs[one], runs[base], mean) if base else "", "", ""]
+        if base and published:
+            cells[-2:] = number(lead(paper, published)), reproduced(runs[one], runs[base], mean, lead(paper, published))
+        rows.append(cells)
+    machines = ["machine"] if len(command) == 2 else []
+    show(name, ["command", *machines, "mean of four domains", "paper", "− FedAvg", "paper's", "reproduced"], rows)
     return rows
 
 
@@ -225,8 +236,6 @@ def office_fedplcc():
         ("fedplcc-1-epoch-again", "fedavg-1-epoch-again", None, f"{weighted}`", "A"),
         ("fedavg-1-epoch", None, "fedavg", f"{one} --lam-contra 0`: FedAvg, one local epoch", "others"),
         ("fedplcc-1-epoch", "fedavg-1-epoch", None, f"{weighted}`", "others"),
-        ("fedplcc-1-epoch-phi-1", "fedavg-1-epoch", None, f"{weighted} --phi 1`: toward all prototypes of the class",
-         "others"),
     ], FEDPLCC)
 
 
@@ -253,7 +262,7 @@ def batchnorm():
             for rounds in columns:
                 cells.append(f"{number(rounds[t]['test'])} / {number(rounds[t]['own'])}" if t in rounds else "")
             rows.append(cells)
-    show("batchnorm", ["averaged / own statistics", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`"], rows)
+    show("batchnorm", ["statistics: averaged / own", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`"], rows)
 
 
 # setting, planned rounds, file, first round of a mean (None: only the last round), runs of the last four columns
@@ -264,8 +273,6 @@ SETTINGS = [
      [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
     ("Fashion-MNIST, eight small CNNs, mean of rounds 6 to 10", 1000, "fmnist", 6,
      ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
-    ("a fifth of CIFAR-10, FedSA `--projection linear`", 12, "cifar10-fifth", None,
-     ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
     ("digits: a client each for MNIST, MNIST-M and USPS, FedSA `--projection linear`", 12, "digits", None,
      ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
     ("digits, FedSA `--distance mse --lam-r 10`, as in its code", 12, "digits", None,
@@ -295,9 +302,8 @@ def settings():
             columns = [mean_of(column, first or end, end) for column in ("classifier", "prototype")]
             cell = " / ".join(marked(run, runs[1], column) for column in columns) if run else ""
             cells.append(cell if end == t else f"{cell} (round {end})")
-        rows.append([*cells, f"`{file}`"])
-    show("settings", ["setting", "round", "majority class", "local training only", "FedProto", "FedTGP", "FedSA",
-                      "file in runs.csv"], rows)
+        rows.append(cells)
+    show("settings", ["setting", "round", "majority class", "local training only", "FedProto", "FedTGP", "FedSA"], rows)
 
 
 def marked(run, base, function):
@@ -316,10 +322,11 @@ def readme_demo():
 
 
 def readme_global(fedlsa, fedplcc):
-    """The levels of FedLSA's first rows and of FedPLCC's."""
-    rows = [[row[0], "10", *row[1:3]] for row in fedlsa[:3]]
-    rows += [[row[0], "4", *row[2:4]] for row in fedplcc[:2]]
-    show("readme-global", ["Office-Caltech", "clients", "mean of four domains", "paper"], rows)
+    """FedLSA's first rows and FedPLCC's, without the column of machines."""
+    rows = [[row[0], "10", *row[1:]] for row in fedlsa[:3]]
+    rows += [[row[0], "4", *row[2:]] for row in [*fedplcc[:2], *fedplcc[3:5]]]
+    show("readme-global", ["command", "clients", "mean of four domains", "paper", "− FedAvg", "paper's", "reproduced"],
+         rows)
 
 
 def draw():
