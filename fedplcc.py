@@ -2,17 +2,19 @@
 "An Enhanced Federated Prototype Learning Method under Domain Shift". Kuang, Guo, Liang, Zhang. arXiv 2024.
 
 A class has several prototypes, because its images differ, above all between domains. As in the earlier FedPLVM,
-clients cluster their features of each class, and the server clusters these clusters' means, both by FINCH, which links
-each vector to its nearest neighbour; connected vectors form a cluster. FedPLCC weights a prototype by the share of its
-class's images that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature toward only a share φ of
-its class's prototypes, those with the largest similarity · weight.
+clients cluster their features of each class, and the server clusters these clusters' means. Both use FINCH: it links
+each vector to its nearest neighbour, and connected vectors form a cluster; then it does the same with the clusters'
+means, and so on. FedPLCC weights a prototype by the share of its class's images that it stands for, so outliers count
+little. And L_corr (Eq. 8) pulls a feature toward only a share φ of its class's prototypes, those with the largest
+similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
-  1. The server sends the model and weighted prototypes; in round 1 there are none.    |w| + G · (D + 1) floats to each
+  1. The server sends the model and, from round 2 on, prototypes with their weights.   |w| + G · (D + 1) floats to each
   2. Each participant trains for E epochs on cross-entropy (Eq. 5)
      + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's prototypes
      + λ2 · L_corr (Eq. 8): minus the sum of the largest products similarity · weight, so the loss can be negative.
-  3. It clusters its features of each class (Eq. 9) and sends model, means and sizes.  |w| + J · (D + 1) floats
+  3. The participant clusters its features of each class (Eq. 9) and sends model, clusters' means and sizes.
+                                                                                       |w| + J · (D + 1) floats
   4. The server averages the models, weighted by the clients' numbers of images. It clusters each class's means into
      prototypes (Eq. 10) and weights these by their shares of the class's images (Eq. 11).
 The global model is then tested on each domain's test images; the score is the mean over domains.
@@ -21,13 +23,13 @@ On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, �
 Our main changes
   Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch.
 Main gaps in the paper
-  FINCH  Which of its passes counts; each clusters the means of the one before. We keep the last pass with at least two
-         clusters, or the first if none has. In a mean each vector counts once, however many images it stands for.
+  FINCH  Which of its passes counts. We keep the last with at least two clusters, or the first if none has. In a mean
+         each vector counts once, however many images it stands for.
 All deviations, equations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
     python fedplcc.py                                            built-in glyphs in four domains, about a minute
     python fedplcc.py --dataset office                           Table III (digit5: Table II, domainnet: Table IV)
-    python fedplcc.py --dataset office --lam-contra 0            FedAvg
+    python fedplcc.py --dataset office --lam-contra 0            FedAvg (λ2 = 10 λ1 is then 0 as well)
     python fedplcc.py --dataset digit5 --uniform-weights         Table V, all weights 1 (--phi 1: no selection in Eq. 8)
 """
 
@@ -57,7 +59,7 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,
-    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet; we use it wherever no other is set below
+    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet, our default elsewhere
     lam_corr=None,          # λ2: main makes it 10 λ1
     phi=0.5,                # φ, Eq. 8
     tau=0.07,               # τ, Eq. 6; Section IV-B2 calls 0.55 optimal
@@ -158,7 +160,7 @@ def client_update(client, prototypes, t, args):
         losses.append(loss.detach())
 
     clusters = None
-    if prototypes is not None:                                        # not FedAvg; in round 1 there are 0 prototypes
+    if prototypes is not None:                                        # None: FedAvg; in round 1 they are empty instead
         clusters = local_clusters(client.net, client.train)                                # Eq. 9
     return Upload(client.net.state_dict(), clusters, torch.stack(losses).mean())
 
@@ -197,7 +199,7 @@ def contrast(s, same_class, weights, tau):
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,); meaningless for a sample whose class has no prototype,
     so the caller leaves it out."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    # not -inf: such a sample would then have an infinite loss, and inf · 0 is nan in the caller's mean
+    # not -inf: a sample without a prototype would then have an infinite loss, and inf · 0 is nan in the caller's mean
     own_logits = logits.masked_fill(~same_class, -1e9)
     return logits.logsumexp(1) - own_logits.logsumexp(1)
 
@@ -225,7 +227,7 @@ def local_clusters(net, images):
 # --- the server -------------------------------------------------------------------------------------
 
 def global_prototypes(uploads, args):
-    """Eqs. 10 and 11: cluster the means of this round's uploaded clusters, class by class, and weight the results.
+    """Eqs. 10 and 11: cluster the means of this round's uploaded clusters, class by class, into weighted prototypes.
 
     uploads: [Upload] -> Prototypes; all weights are 1 with --uniform-weights."""
     vectors = torch.cat([upload.clusters.vectors for upload in uploads])
@@ -251,7 +253,7 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
 
     vectors (N, D), labels (N,), sizes (N,): how many images each vector stands for -> Clusters. In a cluster's mean
     each vector counts once or, with weighted_means, once for each of its images."""
-    # float64: in float32 the cosines of nearly equal features round to 1, so several would be nearest
+    # float64: in float32 the cosines of nearly equal features round to 1, so nearest neighbours would tie
     # CPU: connected_components is a Python loop
     device = vectors.device
     vectors, labels, sizes = vectors.cpu().double(), labels.cpu(), sizes.cpu().double()

@@ -7,13 +7,13 @@ to the global prototype of its class than to any other, by at least a margin δ.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 they are untrained.            C · D floats to each
-  2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to its class's global
-     prototype (Eq. 11, changed as below).
+  2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to the global prototype
+     of its class (Eq. 11, changed as below).
   3. It sends its client prototypes: its class means (Eq. 2), without class counts.    C_i · D floats
-  4. For each class the server takes the unweighted mean Q of its client prototypes. It sets δ to the largest distance
+  4. For each class the server takes the unweighted mean Q of the client prototypes. It sets δ to the largest distance
      between two of these means, capped at τ (Eq. 9). For S epochs it trains one vector per class and a network F that
      maps vectors to global prototypes, with Eq. 10 as the loss.
-Every client then classifies its held-out 25 % by nearest prototype (the paper's way) and by its classifier.
+Every client then classifies its held-out 25 % by nearest new prototype (the paper's way) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
@@ -57,7 +57,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     batch_size=10,          # B
     batches="full",         # drop an epoch's last incomplete batch; not in the paper: from its first author's HtFLlib
     lr=0.01,                # η
-    momentum=0.0,           # the paper names no optimiser: plain SGD
+    momentum=0.0,           # the paper names no optimiser: plain SGD, created anew in each round
     weight_decay=0.0,       # not in the paper
     lam=0.1,                # λ, Eq. 11
     distance="euclidean",   # φ in Eq. 11, text below Eq. 4; --distance does not change Eqs. 9 and 10
@@ -159,8 +159,8 @@ def prototype_distance(z, y, prototypes, kind):
 # --- the server -------------------------------------------------------------------------------------
 
 class PrototypeNet(nn.Module):
-    """Calling it gives all global prototypes P̂^c, (C, D). Each class has a trainable vector Ṕ^c. One shared network,
-    the paper's F, maps the vectors to prototypes: Linear, ReLU, Linear.
+    """Calling it gives all global prototypes P̂^c, (C, D). Each class has a trainable vector, Ṕ^c in the paper. One
+    shared network, self.mlp (the paper's F), maps the vectors to prototypes: Linear, ReLU, Linear.
 
     As in the authors' code, the hidden width is D and the vectors start from N(0, I)."""
 
@@ -190,7 +190,7 @@ def server_margin(local_prototypes, owned, args):
         return largest_nearest_distance(centres, args.tau)
     if args.margin_rule == "fixed":
         return args.tau
-    return 0.0
+    return 0.0                                                        # "none"
 
 
 def class_centres(local_prototypes, owned):
@@ -220,17 +220,17 @@ def largest_nearest_distance(centres, tau):
 
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
-    """Train the global prototypes on the client prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches
-    -> P̂ (C, D), and the mean loss over the last epoch's batches. The paper names no optimiser. As in the authors'
-    code, we use plain SGD with the clients' learning rate and batch size.
+    """Train the global prototypes on the client prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches. The paper
+    names no optimiser. As in the authors' code, we use plain SGD with the clients' learning rate and batch size.
 
-    local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar."""
+    local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar -> P̂ (C, D), and the mean loss over the last
+    epoch's batches."""
     p = local_prototypes[owned]                                       # (n, D) the client prototypes as one list
     _, labels = owned.nonzero(as_tuple=True)                          # (n,) their classes, in the same order
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
     for _ in range(args.server_epochs):
-        losses = []                                                   # of this epoch
+        losses = []                                                   # only the last epoch's are returned
         order = torch.from_numpy(rng.permutation(len(p))).to(p.device)
         for index in order.split(args.batch_size):
             prototypes = prototype_net()                              # (C, D), with gradient
