@@ -5,24 +5,24 @@ Clients with different data learn different feature spaces, and the average of t
 clients the same anchors, the mean feature vector of each class. Each client pulls its features toward the anchor of
 their class and away from the others.
 
-One round (C_k classes at client k; D features, the paper's d; |w| floats in the model):
+One round (C_k classes at client k; D features, the paper's d; |w| parameters of the model):
   1. The server sends the global model.                                                |w| floats to each
-  2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats
+  2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats from each
   3. The server averages them, weighted by the counts (Eq. 9), and sends the anchors.  D floats per anchor to each
   4. Each participant trains on cross-entropy + λ · contrastive guiding (Eq. 2, Section IV-C).
-  5. It sends its model, and the server averages the models (Eq. 11).                  |w| floats
+  5. It sends its model, and the server averages them, weighted by images (Eq. 11).    |w| floats from each
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
 (Section VII-A). Rounds 1 to T_s are FedAvg, without steps 2 and 3.
-FedFM-Lite (Section VI) has no step 2. After step 4 each participant sends the class means of its trained model, and the
-server averages them into the next round's anchors. Models are exchanged, in steps 1 and 5, only every a rounds.
+FedFM-Lite (Section VI) has no step 2: each participant sends the class means of its trained model after step 4, and the
+server averages these into the next round's anchors. Models are exchanged, in steps 1 and 5, only every a rounds.
 
 On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
 Our main changes
   Anchors    are scaled to length 1 for matching, as in the authors' code; the paper scales only features.
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better (data with domains: T_s = 0).
-  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our short runs with λ = 50 the
-             averages do not fit the averaged model, and accuracy drops to chance when matching begins; see the results.
+  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our short runs on CIFAR-10 with
+             λ = 50 these averages do not fit the averaged model, and accuracy drops to chance when matching begins.
   Inputs     are normalised by the data set's mean and standard deviation on CIFAR-10 and CIFAR-100, and augmented on
              CIFAR-100, as in the authors' code.
 All deviations, equations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
@@ -53,7 +53,7 @@ BASE = dict(                # the paper's Section VII-A, unless a comment says o
     beta=0.5,               # β, NIID-1
     dominant_share=0.46,    # NIID-2; not in the paper: from the authors' code
     model="resnet18",
-    feature_dim=512,        # D; d in Section IV-D.1
+    feature_dim=512,        # D; Section IV-D.1, there d
     rounds=100,             # T
     local_epochs=10,        # E; the paper's τ counts their steps
     batch_size=64,
@@ -82,10 +82,10 @@ DOMAINS = dict(             # not from the paper
 SETTINGS = {
     "default": BASE,        # cifar10 among others
     "cinic10": dict(BASE, dominant_share=0.5),                        # from the authors' partition code
-    # Table III's memory, 23,705 thousand floats, fits a ResNet50 that begins with a 3x3 convolution (7x7: 23,713). The
-    # authors' code also has this ResNet50, and augments.
+    # Table III's memory, 23,705 thousand floats, is that of a ResNet50 whose first convolution is 3x3 (7x7: 23,713).
+    # The authors' code has the same, and augments.
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
-    # not from the paper: the folder digits, other folders with domains, glyphs
+    # not in the paper: the folder digits, other folders with domains, glyphs
     "digits": dict(DOMAINS, images_per_class=30),
     "domains": DOMAINS,
     "glyphs": dict(DOMAINS, images_per_class=20, rounds=10, local_epochs=5, checkpoint_every=0),
@@ -120,7 +120,7 @@ def main(args):
 
     for t in run.rounds():
         # Participants are drawn once for --model-every rounds, FedFM-Lite's a: they get the model in the first of these
-        # rounds and send theirs in the last. With FedFM that is the same round. With a = 5, first is 6 for t = 6 to 10.
+        # rounds and send theirs in the last. With a = 5, first is 6 for t = 6 to 10. FedFM has a = 1, so first is t.
         first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
         up = down = 0
@@ -230,12 +230,12 @@ def local_loss(net, x, y, anchors, args):
 
 def contrastive_guiding(z, y, anchors, temperature):
     """Contrastive guiding, Section IV-C: −log( exp(cos(z_b, a_{y_b}) / α) / Σ_i exp(cos(z_b, a_i) / α) ), mean over the
-    samples whose class has an anchor. Features are scaled to length 1 as in Section VII-A, anchors as in the authors'
-    code; a class without an anchor is left out of the sum.
+    samples whose class has an anchor (all have, except in FedFM-Lite). Features are scaled to length 1 as in Section
+    VII-A, anchors as in the authors' code; a class without an anchor is left out of the sum.
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
-    # not -inf: an image whose class has no anchor would then have an infinite loss, and inf · 0 is nan in mean_where
+    # not -inf: where a class has no anchor the loss must be finite, because mean_where multiplies it by 0
     logits = (cosine / temperature).masked_fill(~anchors.has_anchor, -1e9)
     losses = F.cross_entropy(logits, y, reduction="none")                                  # (B,)
     return mean_where(losses, anchors.has_anchor[y])
