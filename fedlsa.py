@@ -1,9 +1,9 @@
 """FedLSA: Beyond Federated Prototype Learning: Learnable Semantic Anchors with Hyperspherical Contrast for
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
-Clients hold images from different domains: photos, sketches, ... Prototypes averaged from their features keep traces of
-the domains and may lie close together. So FedLSA's server learns one anchor per class. It uses no client features, and
-keeps the anchors far apart. Clients scale their features to length 1 and pull them toward the anchor of their class.
+Clients hold images from different domains: photos, sketches, ... Prototypes averaged from clients' features keep traces
+of the domains and may lie close together. So FedLSA's server learns one anchor per class. It uses no client features
+and keeps the anchors far apart. Clients scale their features to length 1 and pull them toward the anchor of their class.
 
 One round (C classes, D features, |w| floats in the model):
   1. The server trains its anchors for E_s steps: the frozen global classifier should recognise each (L_ACE, Eq. 3),
@@ -14,18 +14,19 @@ One round (C classes, D features, |w| floats in the model):
   4. It sends the model, and the server averages the models.                           |w| floats
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
-On glyphs (digits that the program draws): 4 clients, one per domain, 20 images of each class; 12 rounds, batches of 32.
+On glyphs (digits that the program draws): 4 clients, one per domain, each with 20 images of each class; 12 rounds,
+batches of 32.
 Our main changes
-  Eq. 4    divides by τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
-  Anchors  have length 1, as mean directions on a sphere do (Eq. 6); otherwise Eq. 4 has no lower bound.
+  Eq. 4    We divide by the temperature τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
+  Anchors  We scale them to length 1, as mean directions on a sphere are (Eq. 6); otherwise Eq. 4 has no lower bound.
 Main gaps in the paper
-  Shares   How much of its domain a client has. Ours are from other methods' code (FPL, MarsFL); they matter a lot.
-  Average  How models are weighted. We use image counts; on digits SVHN's clients count ten times as much as USPS's.
-  FedAvg   Are its features scaled to length 1 (--lam 0)? Ours are not (--lam 0 --no-sphere).
+  Shares   How much of its domain a client has. Ours are from the code of FPL and MarsFL; the share matters a lot.
+  Average  How models are weighted. We use image counts; on digits a client with SVHN counts ten times one with USPS.
+  FedAvg   Whether its features are scaled to length 1 (--lam 0). Ours are not (--lam 0 --no-sphere).
 All deviations, equations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, about a minute
-    python fedlsa.py --dataset office                         Table 2 (also --dataset digits; --dataset pacs: Table 3)
+    python fedlsa.py --dataset office                         Table 2, as --dataset digits; Table 3: --dataset pacs
     python fedlsa.py --dataset office --alpha 0               Table 5, without L_SEP
     python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg
 """
@@ -159,16 +160,16 @@ def local_loss(net, x, y, anchors, args):
 
 
 def compactness(h, y, anchors, tau):
-    """L_COM, Eq. 8: cross-entropy over the logits h_b · a_c / τ, mean over the batch. It follows from von Mises-Fisher
-    distributions around the anchors (Eqs. 6 and 7).
+    """L_COM, Eq. 8: cross-entropy over the logits h_b · a_c / τ, mean over the batch. The softmax follows from von
+    Mises-Fisher distributions around the anchors (Eqs. 6 and 7).
 
     h (B, D) and anchors (C, D) on the sphere, y (B,) -> scalar."""
     return F.cross_entropy(h @ anchors.T / tau, y)
 
 
 def l2_distance(h, y, anchors):
-    """In place of L_COM, for the rows of Tables 4 and 5 with L_SEP alone: the distance between a feature and the anchor
-    of its class, mean over the batch. The paper has no formula for it. Shapes as in compactness -> scalar."""
+    """In place of L_COM, for the rows of Tables 4 and 5 without it: the distance between a feature and the anchor of
+    its class, mean over the batch. The paper has no formula for it. Shapes as in compactness -> scalar."""
     return (h - anchors[y]).norm(dim=1).mean()
 
 
@@ -190,12 +191,12 @@ class AnchorNet(nn.Module):
 
 
 def server_update(anchor_net, classifier, args):
-    """Train the anchors against the frozen global classifier (Eq. 5) -> the trained anchors A (C, D), and the loss
-    of the last step. Each round starts with a new optimiser.
+    """Train the anchors with the frozen global classifier (Eq. 5) -> the trained anchors A (C, D), and the loss of the
+    last step. Each round starts with a new optimiser.
 
-    The paper's E_s epochs are steps on all C anchors, because the server has no images. Learning rate, momentum and
-    weight decay are the clients'."""
-    classifier = copy.deepcopy(classifier).requires_grad_(False)      # frozen
+    We take the paper's E_s epochs as steps on all C anchors, because the server has no images. Learning rate, momentum
+    and weight decay are the clients'."""
+    classifier = copy.deepcopy(classifier).requires_grad_(False)      # a copy, so that net itself stays trainable
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
     for _ in range(args.server_steps):
@@ -231,7 +232,7 @@ class SphereNet(Net):
     length 1."""
 
     def features(self, x):
-        return F.normalize(super().features(x), dim=1)                # Net pools nothing: the projector gives D values
+        return F.normalize(super().features(x), dim=1)                # Net pools nothing: these are D values already
 
 
 def build_sphere_net(data, args):

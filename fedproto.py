@@ -8,20 +8,20 @@ pull their features toward it.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 it has none.                   D floats per class to each
-  2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to its class's global
-     prototype (Eq. 4).
+  2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to the global prototype
+     of its class (Eq. 4, changed as below).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), into the next global prototypes. A class that nobody
      sent keeps its prototype.
-Every client then classifies its held-out 25 % by nearest prototype (as in FedTGP) and by its classifier.
+Every client then classifies its held-out 25 % by nearest new prototype (as in FedTGP) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
   Eq. 4      We compare images, not class means, so scatter within a class is penalised and frequent classes weigh more.
-  Eq. 3      We average over participants, not over all clients with the class, and leave out the factor 1/|𝒩_c|, which
-             would shrink the prototype.
-  Partition  A client that already holds an equal share of all images gets nothing of the remaining classes.
-Main gaps in the paper
+  Eq. 3      We average over those participants that have the class, not over all clients that have it, and leave out the
+             factor 1/|𝒩_c|, which would shrink the prototype.
+  Partition  Classes are dealt in turn; a client that already holds an equal share of all images gets nothing more.
+Main gap in FedTGP's text
   Initial weights  Clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
 
@@ -44,14 +44,14 @@ from common import (Run, class_means, draw_pictures, evaluate_personal, for_each
 BASE = dict(                # FedTGP's "Implementation Details", unless a comment says otherwise
     clients=20,             # K; FedTGP writes M
     participation=1.0,      # ρ
-    partition="dirichlet",  # "Statistical heterogeneity", the practical setting
-    beta=0.1,               # β, same place
+    partition="dirichlet",  # paragraph "Statistical heterogeneity", the practical setting
+    beta=0.1,               # β, same paragraph
     model="cnn4",           # FedSA's Table 1; FedTGP's main tables: htfe8, eight architectures
     feature_dim=512,        # D; FedTGP writes K, under "Model heterogeneity"
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
-    batches="full",         # drop an epoch's last incomplete batch, as in HtFLlib, by FedTGP's first author
+    batches="full",         # drop an epoch's last incomplete batch, as in HtFLlib (by FedTGP's first author)
     lr=0.01,                # η
     momentum=0.0,           # FedTGP names no optimiser: plain SGD
     weight_decay=0.0,       # not in FedTGP

@@ -16,18 +16,19 @@ One round (C classes, C_i of them at client i; D features):
 Every client then classifies its held-out 25 % by nearest anchor and by its classifier. The paper does not say which of
 the two its tables report.
 
-On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
+On glyphs (digits that the program draws): 20 clients, small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but gives no loss for it.
-  Eqs. 5, 7  We compare images, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here: a weaker pull.
-  Partition  A client that already holds an equal share of all images gets nothing of the remaining classes.
+  Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here,
+             which pulls less.
+  Partition  Classes are dealt in turn; a client that already holds an equal share of all images gets nothing more.
 Main gaps in the paper
   Initial weights  Clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, about a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1                  Table 1, cross-device
-    python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8   Table 2, eight models
+    python fedsa.py --dataset cifar100 --clients 100 --participation 0.1 --model htfe8   Table 2, eight architectures
     python fedsa.py --lam-mcl 0 --lam-cc 0 --projection none                             Table 4's first row, on glyphs
 """
 
@@ -44,12 +45,12 @@ from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate
 # --- settings ---------------------------------------------------------------------------------------
 
 BASE = dict(                # the paper's "Implementation details", unless a comment says otherwise
-    clients=20,             # K, the paper's m; cross-silo, as in FedTGP. Cross-device, the paper's main setting: 100
+    clients=20,             # K, the paper's m; cross-silo. Cross-device, the paper's main setting: 100
     participation=1.0,      # ρ, cross-silo; cross-device: 0.1
-    partition="dirichlet",  # "Statistical heterogeneity"
-    beta=0.1,               # β, same place
-    model="cnn4",           # "Statistical heterogeneity"
-    feature_dim=512,        # D; the paper also writes K, under "Model heterogeneity"
+    partition="dirichlet",  # paragraph "Statistical heterogeneity"
+    beta=0.1,               # β, same paragraph
+    model="cnn4",           # same paragraph
+    feature_dim=512,        # D; given under "Model heterogeneity", as K; not for one architecture
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
@@ -85,7 +86,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
     if args.lam_mcl is None:
-        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2: 1 for several architectures, 0.01 for one
+        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2; GROUPS: models of several architectures
 
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
@@ -174,7 +175,7 @@ def average_margin(points):
     N = len(points)
     if N == 1:
         return points.new_zeros(())
-    return distances(points, points).sum() / (N - 1) ** 2             # d is 0 for a = b
+    return distances(points, points).sum() / (N - 1) ** 2             # the diagonal adds 0
 
 
 def margin_contrastive(z, y, anchors, margin):
@@ -189,7 +190,7 @@ def margin_contrastive(z, y, anchors, margin):
 
 
 def classifier_calibration(classifier, anchors):
-    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. Ours has a bias, as in
+    """L_CC, Eq. 8: cross-entropy of the classifier on the anchors, mean over classes. Our classifier has a bias, as in
     the authors' code; the paper's has none. anchors (C, D) -> scalar."""
     labels = torch.arange(len(anchors), device=anchors.device)
     return F.cross_entropy(classifier(anchors), labels)

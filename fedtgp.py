@@ -19,7 +19,7 @@ On glyphs (digits that the program draws): eight small CNNs, 30 % of the images,
 Our main changes
   Eq. 11     We compare images, not class means, so scatter within a class is penalised and frequent classes weigh more.
   Eq. 10     We average over a batch of client prototypes; the paper sums over all of them.
-  Partition  A client that already holds an equal share of all images gets nothing of the remaining classes.
+  Partition  Classes are dealt in turn; a client that already holds an equal share of all images gets nothing more.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN; the paper's eight: --model htfe8.
 Main gaps in the paper
   Margin           Eq. 9 takes the largest distance between two classes, Fig. 1's caption the one to the nearest class.
@@ -48,8 +48,8 @@ from common import (Run, at_least, class_means, distances, draw_pictures, evalua
 BASE = dict(                # the paper's "Implementation Details", unless a comment says otherwise
     clients=20,             # K; the paper writes M
     participation=1.0,      # ρ
-    partition="dirichlet",  # "Statistical heterogeneity", the practical setting
-    beta=0.1,               # β, same place
+    partition="dirichlet",  # paragraph "Statistical heterogeneity", the practical setting
+    beta=0.1,               # β, same paragraph
     model="cnn4",           # FedSA's Table 1; this paper's main tables: htfe8, eight architectures
     feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
     rounds=1000,            # T
