@@ -3,7 +3,7 @@ Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
 Clients hold images from different domains: photos, sketches, ... Prototypes averaged from clients' features keep traces
 of the domains and may lie close together. So FedLSA's server learns one anchor per class. It uses no client features
-and keeps the anchors far apart. Clients scale their features to length 1 and pull them toward the anchor of their class.
+and keeps the anchors far apart. Clients scale features to length 1 and pull them toward the anchor of their class.
 
 One round (C classes, D features, |w| floats in the model):
   1. The server trains its anchors for E_s steps: the frozen global classifier should recognise each (L_ACE, Eq. 3),
