@@ -188,6 +188,18 @@ def early_and_late():
                             "− FedProto: prototype, rounds 801 to 1000", "− FedProto: classifier, round 1000"], rows)
 
 
+def cross_silo():
+    """FedSA's default on CIFAR-10, stopped early."""
+    rounds = read("cifar10-cross-silo")["fedsa"][0]
+    shown = [20, 40, 100, 200, 300, max(rounds)]
+    rows = []
+    for column, title in [("classifier", "classifier"), ("prototype", "prototype (anchor)"),
+                          ("most_frequent", "majority class")]:
+        rows.append([title] + [number(rounds[t][column]) for t in shown if t in rounds])
+    head = ["`fedsa.py --dataset cifar10 --eval-every 20`, seed 0"] + [f"round {t}" for t in shown if t in rounds]
+    show("cross-silo", head, rows)
+
+
 def office(name, runs, rows_wanted, paper):
     """The mean of the four domains in round 100. rows_wanted: (run, the FedAvg it is compared with or None, the paper's
     row or None, cells before and after the command). Returns the printed rows."""
@@ -357,7 +369,7 @@ def draw():
 
 
 def main():
-    for table in summary, cross_device, early_and_late, sphere, fedfm, batchnorm, settings, readme_demo:
+    for table in [summary, cross_device, early_and_late, cross_silo, sphere, fedfm, batchnorm, settings, readme_demo]:
         table()
     readme_global(office_fedlsa(), office_fedplcc())
     draw()
