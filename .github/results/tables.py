@@ -191,7 +191,7 @@ def early_and_late():
 def cross_silo():
     """FedSA's default on CIFAR-10, stopped early."""
     rounds = read("cifar10-cross-silo")["fedsa"][0]
-    shown = [20, 40, 100, 200, 300, max(rounds)]
+    shown = [20, 40, 140, 200, 300, max(rounds)]
     rows = []
     for column, title in [("classifier", "classifier"), ("prototype", "prototype (anchor)"),
                           ("most_frequent", "majority class")]:
