@@ -1,30 +1,30 @@
 """FedFM: Anchor-based Feature Matching for Data Heterogeneity in Federated Learning.
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
-Clients with different data learn different feature spaces, and the average of their models suffers. FedFM gives all
-clients the same anchors, the mean feature vector of each class. Each client pulls its features toward the anchor of
-their class and away from the others.
+Clients with different data learn different feature spaces, so their averaged model classifies worse. FedFM gives all
+clients the same anchors, the mean feature vector of each class. Each client pulls a feature toward the anchor of its
+class and away from the others.
 
 One round (C_k classes at client k; D features, the paper's d; |w| parameters of the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats from each
   3. The server averages them, weighted by the counts (Eq. 9), and sends the anchors.  D floats per anchor to each
   4. Each participant trains on cross-entropy + λ · contrastive guiding (Eq. 2, Section IV-C).
-  5. It sends its model, and the server averages them, weighted by images (Eq. 11).    |w| floats from each
+  5. Each participant sends its model, and the server averages the models by numbers
+     of images (Eq. 11).                                                               |w| floats from each
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
-(Section VII-A). Rounds 1 to T_s are FedAvg, without steps 2 and 3.
-FedFM-Lite (Section VI) has no step 2: each participant sends the class means of its trained model after step 4, and the
-server averages these into the next round's anchors. Models are exchanged, in steps 1 and 5, only every a rounds.
+(Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in step 4.
+FedFM-Lite (Section VI) has no step 2, so a round needs one exchange instead of two: each participant sends the class
+means of its trained model after step 4, and the server averages these into the next round's anchors. Models are
+exchanged, in steps 1 and 5, only every a rounds.
 
 On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
 Our main changes
-  Anchors    are scaled to length 1 for matching, as in the authors' code; the paper scales only features.
+  Anchors    are scaled to length 1 for matching, like features, as in the authors' code; Section VII-A scales features.
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better (data with domains: T_s = 0).
   BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our short runs on CIFAR-10 with
              λ = 50 these averages do not fit the averaged model, and accuracy drops to chance when matching begins.
-  Inputs     are normalised by the data set's mean and standard deviation on CIFAR-10 and CIFAR-100, and augmented on
-             CIFAR-100, as in the authors' code.
 All deviations, equations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
@@ -55,7 +55,7 @@ BASE = dict(                # the paper's Section VII-A, unless a comment says o
     model="resnet18",
     feature_dim=512,        # D; Section IV-D.1, there d
     rounds=100,             # T
-    local_epochs=10,        # E; the paper's τ counts their steps
+    local_epochs=10,        # E, our letter; the paper's τ counts the steps in them
     batch_size=64,
     batches="full",         # drop an epoch's last incomplete batch; not in the paper: from the authors' code
     lr=0.01,                # η
@@ -230,8 +230,8 @@ def local_loss(net, x, y, anchors, args):
 
 def contrastive_guiding(z, y, anchors, temperature):
     """Contrastive guiding, Section IV-C: −log( exp(cos(z_b, a_{y_b}) / α) / Σ_i exp(cos(z_b, a_i) / α) ), mean over the
-    samples whose class has an anchor (all have, except in FedFM-Lite). Features are scaled to length 1 as in Section
-    VII-A, anchors as in the authors' code; a class without an anchor is left out of the sum.
+    samples whose class has an anchor (all have, except in FedFM-Lite with --participation below 1). Features are scaled
+    to length 1 as in Section VII-A, anchors as in the authors' code; a class without an anchor is left out of the sum.
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)

@@ -21,7 +21,7 @@ Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but gives no loss for it.
   Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here,
              which pulls less.
-  Partition  Classes are dealt in turn; a client that already holds an equal share of all images gets nothing more.
+  Partition  Dirichlet, class by class; a client that already holds an equal share of all images gets nothing more.
 Main gaps in the paper
   Initial weights  Clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.

@@ -11,20 +11,20 @@ One round (C classes, C_i of them at client i; D features):
      of its class (Eq. 11, changed as below).
   3. It sends its client prototypes: its class means (Eq. 2), without class counts.    C_i · D floats
   4. For each class the server takes the unweighted mean Q of the client prototypes. It sets δ to the largest distance
-     between two of these means, capped at τ (Eq. 9). For S epochs it trains one vector per class and a network F that
-     maps vectors to global prototypes, with Eq. 10 as the loss.
+     between two of these means, capped at τ (Eq. 9). For S epochs it trains on, with Eq. 10 as the loss: one
+     vector per class, and a network F that maps vectors to global prototypes.
 Every client then classifies its held-out 25 % by nearest new prototype (the paper's way) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
-  Eq. 11     We compare images, not class means, so scatter within a class is penalised and frequent classes weigh more.
+  Eq. 11     Distances are per image, not per class mean; so scatter within a class counts, and frequent classes more.
   Eq. 10     We average over a batch of client prototypes; the paper sums over all of them.
-  Partition  Classes are dealt in turn; a client that already holds an equal share of all images gets nothing more.
+  Partition  Dirichlet, class by class; a client that already holds an equal share of all images gets nothing more.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN; the paper's eight: --model htfe8.
 Main gaps in the paper
-  Margin           Eq. 9 takes the largest distance between two classes, Fig. 1's caption the one to the nearest class.
-  Initial weights  Clients with the same extractor start with the same weights.
-  Server           Neither its optimiser nor F's hidden layer is given; ours are those of the authors' code.
+  Margin           Eq. 9, which we use, has the largest distance of two classes; Fig. 1's caption that to the nearest.
+  Initial weights  Not given; our clients with the same extractor start with the same weights.
+  Server           Optimiser, batch size and F's hidden width are not given; ours are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, about a minute
@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
+import torch.nn.functional as F                                       # the paper's network F is PrototypeNet's mlp
 
 from common import (Run, at_least, class_means, distances, draw_pictures, evaluate_personal, for_each_client,
                     generator, load_dataset, make_clients, minibatches, not_negative, participants, run_script, seeded,
@@ -101,7 +101,7 @@ def main(args):
 
         local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
         owned = torch.stack([upload.owned for upload in uploads])                          # (m, C)
-        margin = server_margin(local_prototypes, owned, args)                              # Eq. 9
+        margin = server_margin(local_prototypes, owned, args)                              # δ, by default Eq. 9
         prototypes, server_loss = server_update(prototype_net, local_prototypes, owned, margin, t, args)  # Eq. 10
 
         scores = evaluate_personal(clients, prototypes, t, args)
@@ -136,7 +136,7 @@ def client_update(client, prototypes, t, args):
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eq. 11 on a batch. x (B, 3, height, width) uint8, y (B,), prototypes (C, D) -> scalar."""
+    """Eq. 11 on a batch, per image. x (B, 3, height, width) uint8, y (B,), prototypes (C, D) -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)
     return cross_entropy + args.lam * prototype_distance(z, y, prototypes, args.distance)
@@ -181,7 +181,7 @@ def server_margin(local_prototypes, owned, args):
 
     --margin-rule pairwise  Eq. 9
                   nearest   the largest distance from a centre to its nearest other centre, as in HtFLlib
-                  fixed     always τ (ablation FM in Table 6; the paper does not give its value)
+                  fixed     always τ (ablation FM in Table 6; the paper does not give FM's δ)
                   none      always 0, Eq. 6 (ablation SCL in Table 6)"""
     centres = class_centres(local_prototypes, owned)
     if args.margin_rule == "pairwise":
@@ -221,7 +221,8 @@ def largest_nearest_distance(centres, tau):
 
 def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     """Train the global prototypes on the client prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches. The paper
-    names no optimiser. As in the authors' code, we use plain SGD with the clients' learning rate and batch size.
+    names no optimiser. As in the authors' code, we use the clients' learning rate and batch size, and SGD without
+    momentum or weight decay.
 
     local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar -> P̂ (C, D), and the mean loss over the last
     epoch's batches."""
@@ -249,8 +250,8 @@ def margin_contrastive(p, labels, prototypes, margin):
     p (B, D) client prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(p, prototypes)                                    # (B, C)
     is_own_class = F.one_hot(labels, len(prototypes))
-    logits = -(phi + margin * is_own_class)                           # δ only for the true class
-    return F.cross_entropy(logits, labels)
+    logits = -(phi + margin * is_own_class)                           # δ for the own class alone
+    return F.cross_entropy(logits, labels)                            # −log of Eq. 10's fraction, a softmax
 
 
 # --- flags ------------------------------------------------------------------------------------------
