@@ -73,6 +73,7 @@ def test_verdicts():
     (6, (1, 2, 3), "no"),              # 2.0 (−0.5 to 4.5)
     (2, (1, 2, 3), "open"),
     (6, (-1.5, -2.5, -3.5), "no"),
+    (0.01, (1.5, 2.5, 3.5), "larger"),
 ])
 def test_reproduced(published, ours, want):
     """Is the published difference in our interval, and is that above 0?"""
@@ -108,8 +109,8 @@ def settings(script, words):
 def test_commands_of_the_tables_are_runs(tables):
     """A command in a table is whole: with the flags above the table it is one of runs.csv's."""
     cross_device = "--dataset cifar10 --clients 100 --participation 0.1"
-    above = {"cross-device": cross_device, "readme-personal": cross_device, "early-and-late": cross_device,
-             "office-fedlsa": "--dataset office", "office-fedplcc": "--dataset office", "readme-global": "--dataset office",
+    above = {"cross-device": cross_device, "early-and-late": cross_device, "cross-silo": "--dataset cifar10",
+             "office-fedlsa": "--dataset office", "ablations": "--dataset office", "office-fedplcc": "--dataset office",
              "readme-demo": ""}
     ran = []
     for row in rows_of("runs.csv"):
@@ -122,7 +123,7 @@ def test_commands_of_the_tables_are_runs(tables):
         for script, words in re.findall(r"^\| `(\w+)\.py(.*?)`", tables[name], re.M):
             assert settings(script, f"{flags} {words}") in ran, f"{name}: {script}.py{words}"
             found += 1
-    assert found > 30
+    assert found > 25
 
 
 def test_runs_csv_names_exactly_the_runs_of_the_data():

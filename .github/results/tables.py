@@ -18,6 +18,8 @@ T_QUANTILE = 4.303  # 97.5 % quantile of Student's t for three seeds
 
 # the papers' numbers
 FEDSA = {"fedproto": 87.49, "fedtgp": 87.98, "fedsa": 88.78}  # Table 1, CIFAR-10, cross-device
+CROSS_SILO = {"fedproto": 90.76, "fedsa": 90.88}              # Table 1, CIFAR-10, cross-silo
+FEDFM = {"fedfm": 72.89, "fedavg": 66.69}                     # Table III, CIFAR-10, NIID-1
 FEDLSA = {  # Tables 2 and 5, Office-Caltech: the four domains, then the mean
     "fedavg": [56.70, 66.32, 43.10, 46.67, 53.20],
     "no L_SEP": [54.91, 61.58, 56.90, 63.33, 59.18],
@@ -105,9 +107,11 @@ def interval(differences):
 def reproduced(run, base, function, published):
     """Is the published lead in the interval of ours?"""
     low, high = interval([function(run[seed]) - function(base[seed]) for seed in run])
-    if not low <= published <= high:
-        return "smaller" if low > 0 else "no"
-    return "yes" if low > 0 else "open"
+    if low <= published <= high:
+        return "yes" if low > 0 else "open"
+    if low <= 0:
+        return "no"
+    return "larger" if low > published else "smaller"
 
 
 def show(name, head, rows):
@@ -129,28 +133,33 @@ PERSONAL = {
 
 
 def summary():
-    """Each method's lead beside its paper's."""
+    """The README's table: each method beside its baseline, and the paper's numbers."""
     table_1, lsa, plcc = read("cifar10-cross-device"), read("office-fedlsa"), read("office-fedplcc")
-    small, ten, four = "FedSA's Table 1, CIFAR-10", "FedLSA's Table 2, Office-Caltech", "FedPLCC's Table III, Office-Caltech"
     mean = mean_of_domains(100)
+    lsa_paper, plcc_paper = [{name: row[4] for name, row in paper.items()} for paper in (FEDLSA, FEDPLCC)]
     rows = []
-    for what, setting, runs, ours, base, function, published in [
-            ("FedProto − local training", small, table_1, "fedproto", "fedproto-off", best_of_both, None),
-            ("FedTGP − FedProto", small, table_1, "fedtgp", "fedproto", best_of_both, FEDSA["fedtgp"] - FEDSA["fedproto"]),
-            ("FedSA − FedProto", small, table_1, "fedsa", "fedproto", best_of_both, FEDSA["fedsa"] - FEDSA["fedproto"]),
-            ("FedLSA − FedAvg", ten, lsa, "fedlsa", "fedavg", mean, lead(FEDLSA, "fedlsa")),
-            ("FedLSA − FedAvg on the sphere", ten, lsa, "fedlsa", "fedavg-length-1", mean, None),
-            ("FedPLCC − FedAvg, ten local epochs", four, plcc, "fedplcc-letter", "fedavg", mean,
-             lead(FEDPLCC, "fedplcc")),
-            ("FedPLCC − FedAvg, one local epoch", four, plcc, "fedplcc-letter-1-epoch", "fedavg-1-epoch-again", mean,
-             lead(FEDPLCC, "fedplcc"))]:
-        cells = [what, setting, in_numbers([function(runs[ours][seed]) - function(runs[base][seed]) for seed in (0, 1, 2)])]
-        if published:
-            cells += [number(published), reproduced(runs[ours], runs[base], function, published)]
-        rows.append(cells + [""] * (5 - len(cells)))
-    published_fm = 72.89 - 66.69
-    rows.append(["FedFM − FedAvg", "FedFM's Table III, CIFAR-10", "no finished run", number(published_fm), "open"])
-    show("summary", ["", "setting", "our difference", "the paper's", "reproduced"], rows)
+    for method, base, data, runs, ours, theirs, function, paper in [
+            ("FedProto", "local training", "CIFAR-10", table_1, "fedproto", "fedproto-off", best_of_both, {}),
+            ("FedTGP", "FedProto", "CIFAR-10", table_1, "fedtgp", "fedproto", best_of_both, FEDSA),
+            ("FedSA", "FedProto", "CIFAR-10", table_1, "fedsa", "fedproto", best_of_both, FEDSA),
+            ("FedLSA", "FedAvg", "Office-Caltech", lsa, "fedlsa", "fedavg", mean, lsa_paper),
+            ("FedLSA", "FedAvg, features of length 1", "Office-Caltech", lsa, "fedlsa", "fedavg-length-1", mean, {}),
+            ("FedPLCC, one local epoch", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter-1-epoch", "fedavg-1-epoch-again",
+             mean, plcc_paper),
+            ("FedPLCC, ten local epochs", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter", "fedavg", mean, plcc_paper)]:
+        levels = [np.mean([function(rounds) for rounds in runs[name].values()]) for name in (ours, theirs)]
+        differences = [function(runs[ours][seed]) - function(runs[theirs][seed]) for seed in (0, 1, 2)]
+        cells = [method, base, data, " / ".join(map(number, levels)), in_numbers(differences), "", "", ""]
+        if paper:
+            in_paper = paper[ours.split("-")[0]], paper[theirs.split("-")[0]]
+            published = in_paper[0] - in_paper[1]
+            cells[5:] = (" / ".join(number(x, 2) for x in in_paper), number(published),
+                         reproduced(runs[ours], runs[theirs], function, published))
+        rows.append(cells)
+    rows.append(["FedFM", "FedAvg", "CIFAR-10", "", "", f"{FEDFM['fedfm']} / {FEDFM['fedavg']}",
+                 number(FEDFM["fedfm"] - FEDFM["fedavg"]), "no finished run"])
+    show("readme-summary", ["method", "baseline", "data", "ours: method / baseline", "our difference",
+                            "paper: method / baseline", "paper's difference", "reproduced"], rows)
 
 
 def lead(paper, method):
@@ -159,7 +168,7 @@ def lead(paper, method):
 
 
 def cross_device():
-    """FedSA's Table 1, in the README as well."""
+    """FedSA's Table 1."""
     runs = read("cifar10-cross-device")
     rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", ""]]
     for name, command in PERSONAL.items():
@@ -170,9 +179,8 @@ def cross_device():
             published = FEDSA[name] - FEDSA["fedproto"]
             cells += [number(published), reproduced(runs[name], runs["fedproto"], best_of_both, published)]
         rows.append(cells + [""] * (7 - len(cells)))
-    for name in "cross-device", "readme-personal":
-        show(name, ["command", "classifier, best round", "prototype, best round", "paper",
-                    "better predictor − FedProto's", "paper's", "reproduced"], rows)
+    show("cross-device", ["command", "classifier, best round", "prototype, best round", "paper",
+                          "better predictor − FedProto's", "paper's", "reproduced"], rows)
 
 
 def early_and_late():
@@ -189,20 +197,23 @@ def early_and_late():
 
 
 def cross_silo():
-    """FedSA's default on CIFAR-10, stopped early."""
-    rounds = read("cifar10-cross-silo")["fedsa"][0]
-    shown = [20, 40, 140, 200, 300, max(rounds)]
-    rows = []
-    for column, title in [("classifier", "classifier"), ("prototype", "prototype (anchor)"),
-                          ("most_frequent", "majority class")]:
-        rows.append([title] + [number(rounds[t][column]) for t in shown if t in rounds])
-    head = ["`fedsa.py --dataset cifar10 --eval-every 20`, seed 0"] + [f"round {t}" for t in shown if t in rounds]
+    """The default on CIFAR-10, stopped early: FedProto and FedSA, one seed."""
+    runs = read("cifar10-cross-silo")
+    last = min(max(run[0]) for run in runs.values())                  # the last round that both reached
+    shown = [t for t in (20, 40, 100, 200, 300) if t < last] + [last]
+    rows = [["majority class", ""] + [number(runs["fedsa"][0][t]["most_frequent"]) for t in shown] + ["", ""]]
+    for script, prototype in ("fedproto", "prototype"), ("fedsa", "anchor"):
+        rounds = {t: row for t, row in runs[script][0].items() if t <= last}
+        for column, title in ("classifier", "classifier"), ("prototype", prototype):
+            rows.append([f"`{script}.py`", title] + [number(rounds[t][column]) for t in shown]
+                        + [number(best(column)(rounds)), number(CROSS_SILO[script], 2)])
+    head = ["command", "predictor"] + [f"round {t}" for t in shown] + ["best tested round", "paper"]
     show("cross-silo", head, rows)
 
 
 def office(name, runs, rows_wanted, paper):
     """The mean of the four domains in round 100. rows_wanted: (run, the FedAvg it is compared with or None, the paper's
-    row or None, cells before and after the command). Returns the printed rows."""
+    row or None, cells before and after the command)."""
     mean = mean_of_domains(100)
     rows = []
     for one, base, published, *command in rows_wanted:
@@ -213,17 +224,28 @@ def office(name, runs, rows_wanted, paper):
         rows.append(cells)
     machines = ["machine"] if len(command) == 2 else []
     show(name, ["command", *machines, "mean of four domains", "paper", "− FedAvg", "paper's", "reproduced"], rows)
-    return rows
 
 
 def office_fedlsa():
-    return office("office-fedlsa", read("office-fedlsa"), [
+    office("office-fedlsa", read("office-fedlsa"), [
         ("fedavg", None, "fedavg", "`fedlsa.py --lam 0 --no-sphere`: FedAvg"),
-        ("fedavg-length-1", "fedavg", None, "`fedlsa.py --lam 0`: FedAvg on the sphere"),
+        ("fedavg-length-1", "fedavg", None, "`fedlsa.py --lam 0`: FedAvg, features of length 1"),
         ("fedlsa", "fedavg", "fedlsa", "`fedlsa.py`"),
-        ("fedlsa-no-sep", "fedavg", "no L_SEP", "`fedlsa.py --alpha 0`: without separation of the anchors (L_SEP)"),
-        ("fedlsa-l2", "fedavg", "no L_COM", "`fedlsa.py --compactness l2`: distance instead of angle (L_COM)"),
     ], FEDLSA)
+
+
+def ablations():
+    """What FedLSA loses without one of its two losses (Table 5)."""
+    runs, mean = read("office-fedlsa"), mean_of_domains(100)
+    rows = []
+    for name, paper, command in [
+            ("fedlsa-no-sep", "no L_SEP", "`fedlsa.py --alpha 0`: anchors are not pushed apart (no L_SEP)"),
+            ("fedlsa-l2", "no L_COM", "`fedlsa.py --compactness l2`: distance instead of angle (no L_COM)")]:
+        published = FEDLSA["fedlsa"][4] - FEDLSA[paper][4]
+        rows.append([command, accuracy(runs[name], mean), number(FEDLSA[paper][4], 2),
+                     verdict(runs["fedlsa"], runs[name], mean), number(published),
+                     reproduced(runs["fedlsa"], runs[name], mean, published)])
+    show("ablations", ["command", "mean of four domains", "paper", "FedLSA's lead over it", "paper's", "reproduced"], rows)
 
 
 def sphere():
@@ -234,12 +256,12 @@ def sphere():
     for t in 10, 30, 100:
         cells = [str(t)] + [accuracy(runs[name], mean_of_domains(t)) for name in names]
         rows.append(cells + [verdict(runs["fedlsa"], runs["fedavg-length-1"], mean_of_domains(t))])
-    show("sphere", ["round", "FedAvg", "FedAvg on the sphere", "FedLSA", "FedLSA − FedAvg on the sphere"], rows)
+    show("sphere", ["round", "FedAvg", "FedAvg, length 1", "FedLSA", "FedLSA − FedAvg, length 1"], rows)
 
 
 def office_fedplcc():
     one, weighted = "`fedplcc.py --local-epochs 1", "`fedplcc.py --weighted-means --local-epochs 1"
-    return office("office-fedplcc", read("office-fedplcc"), [
+    office("office-fedplcc", read("office-fedplcc"), [
         ("fedavg", None, "fedavg", "`fedplcc.py --lam-contra 0`: FedAvg, ten local epochs", "several"),
         ("fedplcc-letter", "fedavg", "fedplcc", "`fedplcc.py`", "several"),
         ("fedplcc", "fedavg", None, "`fedplcc.py --weighted-means`", "several"),
@@ -333,14 +355,6 @@ def readme_demo():
     show("readme-demo", ["test accuracy in %, seed 0", "classifier", "prototype"], rows)
 
 
-def readme_global(fedlsa, fedplcc):
-    """FedLSA's first rows and FedPLCC's, without the column of machines."""
-    rows = [[row[0], "10", *row[1:]] for row in fedlsa[:3]]
-    rows += [[row[0], "4", *row[2:]] for row in [*fedplcc[:2], *fedplcc[3:5]]]
-    show("readme-global", ["command", "clients", "mean of four domains", "paper", "− FedAvg", "paper's", "reproduced"],
-         rows)
-
-
 def draw():
     """The mean over three seeds, CIFAR-10, 100 clients. Stars: FedSA's Table 1, which names no predictor."""
     runs = read("cifar10-cross-device")
@@ -369,9 +383,9 @@ def draw():
 
 
 def main():
-    for table in [summary, cross_device, early_and_late, cross_silo, sphere, fedfm, batchnorm, settings, readme_demo]:
+    for table in [summary, readme_demo, cross_device, early_and_late, cross_silo, office_fedlsa, ablations, sphere,
+                  office_fedplcc, fedfm, batchnorm, settings]:
         table()
-    readme_global(office_fedlsa(), office_fedplcc())
     draw()
 
 
