@@ -180,7 +180,7 @@ def cross_device():
             cells += [number(published), reproduced(runs[name], runs["fedproto"], best_of_both, published)]
         rows.append(cells + [""] * (7 - len(cells)))
     show("cross-device", ["command", "classifier, best round", "prototype, best round", "paper",
-                          "better predictor − FedProto's", "paper's", "reproduced"], rows)
+                          "better predictor minus FedProto's", "paper's", "reproduced"], rows)
 
 
 def early_and_late():
@@ -192,8 +192,8 @@ def early_and_late():
         for function in in_round("prototype", 100), mean_of("prototype", 801, 1000), in_round("classifier", 1000):
             cells.append(verdict(runs[name], runs["fedproto"], function) if name != "fedproto" else "")
         rows.append(cells)
-    show("early-and-late", ["command", "prototype, round 100", "− FedProto: prototype, round 100",
-                            "− FedProto: prototype, rounds 801 to 1000", "− FedProto: classifier, round 1000"], rows)
+    show("early-and-late", ["command", "prototype, round 100", "minus FedProto's", "prototype minus FedProto's, rounds 801 to 1000",
+                            "classifier minus FedProto's, round 1000"], rows)
 
 
 def cross_silo():
@@ -223,7 +223,7 @@ def office(name, runs, rows_wanted, paper):
             cells[-2:] = number(lead(paper, published)), reproduced(runs[one], runs[base], mean, lead(paper, published))
         rows.append(cells)
     machines = ["machine"] if len(command) == 2 else []
-    show(name, ["command", *machines, "mean of four domains", "paper", "− FedAvg", "paper's", "reproduced"], rows)
+    show(name, ["command", *machines, "mean of four domains", "paper", "minus FedAvg", "paper's", "reproduced"], rows)
 
 
 def office_fedlsa():
@@ -256,7 +256,7 @@ def sphere():
     for t in 10, 30, 100:
         cells = [str(t)] + [accuracy(runs[name], mean_of_domains(t)) for name in names]
         rows.append(cells + [verdict(runs["fedlsa"], runs["fedavg-length-1"], mean_of_domains(t))])
-    show("sphere", ["round", "FedAvg", "FedAvg, length 1", "FedLSA", "FedLSA − FedAvg, length 1"], rows)
+    show("sphere", ["round", "FedAvg", "FedAvg, length 1", "FedLSA", "FedLSA minus FedAvg, length 1"], rows)
 
 
 def office_fedplcc():
@@ -296,7 +296,7 @@ def batchnorm():
             for rounds in columns:
                 cells.append(f"{number(rounds[t]['test'])} / {number(rounds[t]['own'])}" if t in rounds else "")
             rows.append(cells)
-    show("batchnorm", ["statistics: averaged / own", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`"], rows)
+    show("batchnorm", ["statistics: averaged / recomputed", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`"], rows)
 
 
 # setting, planned rounds, file, first round of a mean (None: only the last round), runs of the last four columns
@@ -358,8 +358,8 @@ def readme_demo():
 def draw():
     """The mean over three seeds, CIFAR-10, 100 clients. Stars: FedSA's Table 1, which names no predictor."""
     runs = read("cifar10-cross-device")
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
-    for axis, column in zip(axes, ("classifier", "prototype")):
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for axis, column, lowest in zip(axes, ("classifier", "prototype"), (80, 60)):
         for name, label, colour in [
                 ("fedproto-off", "local training only", "grey"),
                 ("fedproto", "FedProto", "C0"),
@@ -374,10 +374,10 @@ def draw():
         majority = np.mean([rounds[1000]["most_frequent"] for rounds in runs["fedtgp"].values()])
         axis.axhline(majority, color="black", linestyle="--", linewidth=1, label="majority class")
         axis.plot([], [], "*", color="white", markeredgecolor="black", markersize=12, label="FedSA's Table 1")
-        axis.set(title=f"{column} accuracy", xlabel="round", xlim=(0, 1000), ylim=(60, 90))
+        axis.set(title=f"{column} accuracy", xlabel="round", xlim=(0, 1000), ylim=(lowest, 90))
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("accuracy (%)")
-    axes[0].legend(frameon=False, loc="lower right", fontsize="small")
+    axes[1].legend(frameon=False, loc="lower right", fontsize="small")
     figure.savefig(PICTURES / "cifar10.png", dpi=100)
     plt.close(figure)
 
