@@ -20,7 +20,7 @@ On glyphs (digits that the program draws): 20 clients, small CNNs, 30 % of the i
 Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but gives no loss for it.
   Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here,
-             which pulls less.
+             which pulls less at clients with several classes.
   Partition  Dirichlet, class by class; a client that already holds an equal share of all images gets nothing more.
 Main gaps in the paper
   Initial weights  Clients with the same extractor start with the same weights.
@@ -50,7 +50,7 @@ BASE = dict(                # the paper's "Implementation details", unless a com
     partition="dirichlet",  # paragraph "Statistical heterogeneity"
     beta=0.1,               # β, same paragraph
     model="cnn4",           # same paragraph
-    feature_dim=512,        # D; given under "Model heterogeneity", as K; not for one architecture
+    feature_dim=512,        # D; the paper's K; given for several architectures only
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
@@ -121,8 +121,8 @@ def client_update(client, anchors, t, args):
     """Train the client's own model for E epochs (Eq. 9). Then compute its class means (Eq. 2) over all its training
     images, in eval mode -> Upload.
 
-    d* is the larger of two margins: that of the anchors and that of the client's class means. The paper gives no
-    formula for the first; we use Eq. 6 for both."""
+    d* is the larger of two margins: that of the anchors and that of the client's class means before training. The paper
+    gives no formula for the first; we use Eq. 6 for both."""
     means_before, counts = class_means(client.net, client.train)                           # Eq. 2, before training
     local_margin = average_margin(means_before[counts > 0])                                # Eq. 6
     global_margin = average_margin(anchors)
@@ -215,7 +215,8 @@ def make_anchors(C, D, projection):
 
 
 def weighted_mean(local_prototypes, counts):
-    """Eq. 3 over the participants, without its factor 1/|𝒩_c|: the weights already sum to 1.
+    """Eq. 3 over the participants, without its factor 1/|𝒩_c|, one over the number of clients with class c: the weights
+    already sum to 1.
 
     local_prototypes P_i^c (m, C, D), counts |𝒟_i,c| (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
@@ -242,7 +243,7 @@ def add_flags(group):
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the weight of the old anchor")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="d in Eq. 5. euclidean: the paper's; mse: as in the authors' code, there with --lam-r 10")
+                       help="d in Eq. 5. euclidean: the paper's; mse: as in the authors' code, often with --lam-r 10")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],
                        help="embedding layer of the anchors. mlp: the authors' code; linear: one layer; none: Table 4")
 
