@@ -143,7 +143,7 @@ def summary():
             ("FedTGP", "FedProto", "CIFAR-10", table_1, "fedtgp", "fedproto", best_of_both, FEDSA),
             ("FedSA", "FedProto", "CIFAR-10", table_1, "fedsa", "fedproto", best_of_both, FEDSA),
             ("FedLSA", "FedAvg", "Office-Caltech", lsa, "fedlsa", "fedavg", mean, lsa_paper),
-            ("FedLSA", "FedAvg, features of length 1", "Office-Caltech", lsa, "fedlsa", "fedavg-length-1", mean, {}),
+            ("FedLSA", "FedAvg, L2-normalised features", "Office-Caltech", lsa, "fedlsa", "fedavg-length-1", mean, {}),
             ("FedPLCC, one local epoch", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter-1-epoch", "fedavg-1-epoch-again",
              mean, plcc_paper),
             ("FedPLCC, ten local epochs", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter", "fedavg", mean, plcc_paper)]:
@@ -229,7 +229,7 @@ def office(name, runs, rows_wanted, paper):
 def office_fedlsa():
     office("office-fedlsa", read("office-fedlsa"), [
         ("fedavg", None, "fedavg", "`fedlsa.py --lam 0 --no-sphere`: FedAvg"),
-        ("fedavg-length-1", "fedavg", None, "`fedlsa.py --lam 0`: FedAvg, features of length 1"),
+        ("fedavg-length-1", "fedavg", None, "`fedlsa.py --lam 0`: FedAvg, L2-normalised features"),
         ("fedlsa", "fedavg", "fedlsa", "`fedlsa.py`"),
     ], FEDLSA)
 
@@ -256,7 +256,7 @@ def sphere():
     for t in 10, 30, 100:
         cells = [str(t)] + [accuracy(runs[name], mean_of_domains(t)) for name in names]
         rows.append(cells + [verdict(runs["fedlsa"], runs["fedavg-length-1"], mean_of_domains(t))])
-    show("sphere", ["round", "FedAvg", "FedAvg, length 1", "FedLSA", "FedLSA minus FedAvg, length 1"], rows)
+    show("sphere", ["round", "FedAvg", "FedAvg, normalised", "FedLSA", "FedLSA minus FedAvg, normalised"], rows)
 
 
 def office_fedplcc():
@@ -365,7 +365,7 @@ def draw():
                 ("fedproto", "FedProto", "C0"),
                 ("fedtgp", "FedTGP", "C2"),
                 ("fedsa", "FedSA", "C3"),
-                ("fedsa-authors-settings", "FedSA, its code's distance and λ1", "C1")]:
+                ("fedsa-authors-settings", "FedSA, settings of its authors' code", "C1")]:
             tested = sorted(runs[name][0])
             means = [np.mean([rounds[t][column] for rounds in runs[name].values()]) for t in tested]
             axis.plot(tested, means, color=colour, label=label)
