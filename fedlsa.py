@@ -2,8 +2,9 @@
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
 Clients hold images from different domains: photos, sketches, ... Prototypes averaged from clients' features keep traces
-of the domains and may lie close together. So FedLSA's server learns one anchor per class. It uses no client features
-and keeps the anchors far apart. Clients scale features to length 1 and pull them toward the anchor of their class.
+of the domains and may lie close together. So FedLSA's server learns one anchor per class: a small network makes it from
+a trainable vector. The server uses no client features and keeps the anchors far apart. Clients scale features to length
+1 and pull them toward the anchor of their class.
 
 One round (C classes, D features, |w| floats in the model):
   1. The server trains its anchors for E_s steps: the frozen global classifier should recognise each (L_ACE, Eq. 3),
@@ -26,7 +27,7 @@ Main gaps in the paper
 All deviations, equations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, about a minute
-    python fedlsa.py --dataset office                         Table 2, as --dataset digits; Table 3: --dataset pacs
+    python fedlsa.py --dataset office                         Table 2 (also --dataset digits); Table 3: --dataset pacs
     python fedlsa.py --dataset office --alpha 0               Table 5, without L_SEP
     python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg
 """
@@ -99,7 +100,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D); for the pictures, if a resumed run has no round left
+    # (C, D), trained in every round; needed here only if a resumed run has no round left
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -168,8 +169,8 @@ def compactness(h, y, anchors, tau):
 
 
 def l2_distance(h, y, anchors):
-    """In place of L_COM, for the rows of Tables 4 and 5 without it: the distance between a feature and the anchor of
-    its class, mean over the batch. The paper has no formula for it. Shapes as in compactness -> scalar."""
+    """In place of L_COM, for the row with L_SEP alone in Tables 4 and 5: the distance between a feature and the anchor
+    of its class, mean over the batch. The paper has no formula for it. Shapes as in compactness -> scalar."""
     return (h - anchors[y]).norm(dim=1).mean()
 
 
@@ -232,7 +233,7 @@ class SphereNet(Net):
     length 1."""
 
     def features(self, x):
-        return F.normalize(super().features(x), dim=1)                # Net pools nothing: these are D values already
+        return F.normalize(super().features(x), dim=1)                # (B, D): projector(encoder(x)), here scaled
 
 
 def build_sphere_net(data, args):
@@ -253,7 +254,7 @@ def build_sphere_net(data, args):
 
 def build_encoder(data, args):
     """The feature extractor of --model, alone, and how many values it gives for an image."""
-    name, _ = architecture(args.model, 0)                             # make_federation refuses groups of architectures
+    name, _ = architecture(args.model, 0)                             # one for all; make_federation refuses groups
     pixels = data.x.shape[-1]
     encoder = build_extractor(name, pixels, args.small_stem)
     encoder.eval()                                                    # in train mode BatchNorm fails on one image
