@@ -16,7 +16,7 @@ The global model is then tested on the server's test images. The round with the 
 (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in step 4.
 FedFM-Lite (Section VI) has no step 2, so a round needs one exchange instead of two: each participant sends the class
 means of its trained model after step 4, and the server averages these into the next round's anchors. Models are
-exchanged, in steps 1 and 5, only every a rounds.
+exchanged, in steps 1 and 5, only every a rounds, from the first on.
 
 On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
 Our main changes
@@ -251,8 +251,8 @@ def squared_distance(z, y, anchors):
 
 
 def proximal(net, start):
-    """FedProx's term, which Section VII-D.2 adds: ½ ‖w − w_start‖². start: the parameters before training, [tensor]
-    -> scalar."""
+    """FedProx's term, which Section VII-D.2 combines with matching: ½ ‖w − w_start‖². start: the parameters before
+    training, [tensor] -> scalar."""
     return 0.5 * sum((w - s).square().sum() for w, s in zip(net.parameters(), start))
 
 

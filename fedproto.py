@@ -59,7 +59,7 @@ BASE = dict(                # FedTGP's "Implementation Details", unless a commen
     distance="euclidean",   # φ, text below Eq. 4
 )
 SETTINGS = {  # by --dataset
-    "default": BASE,
+    "default": BASE,                                                  # every data set not named below
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
     # not from a paper; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
@@ -169,7 +169,7 @@ def weighted_mean(local_prototypes, counts):
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 4, weight of the distance; 0: clients train alone")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 4. euclidean: FedTGP's; mse: mean squared error, as in HtFLlib with --lam 10")
+                       help="φ in Eq. 4. euclidean: FedTGP's; mse: mean squared error, as in its authors' code")
 
 
 if __name__ == "__main__":

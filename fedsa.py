@@ -66,7 +66,7 @@ BASE = dict(                # the paper's "Implementation details", unless a com
     projection="mlp",       # layers of the embedding; not in the paper: from the authors' code
 )
 SETTINGS = {  # by --dataset
-    "default": BASE,
+    "default": BASE,                                                  # every data set not named below
     # not from the paper; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),

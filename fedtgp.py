@@ -66,7 +66,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     server_epochs=100,      # S
 )
 SETTINGS = {  # by --dataset
-    "default": BASE,
+    "default": BASE,                                                  # every data set not named below
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
     # not from the paper; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
@@ -259,7 +259,7 @@ def margin_contrastive(p, labels, prototypes, margin):
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 11, weight of the distance")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="φ in Eq. 11. euclidean: the paper's; mse: mean squared error, as in HtFLlib with --lam 10")
+                       help="φ in Eq. 11. euclidean: the paper's; mse: mean squared error, as in its authors' code")
     group.add_argument("--margin-rule", choices=["pairwise", "nearest", "fixed", "none"],
                        help="δ. pairwise: Eq. 9; nearest: the largest nearest-neighbour distance, as in HtFLlib; "
                             "fixed: τ; none: 0")
