@@ -25,6 +25,7 @@ Our main changes
 Main gaps in the paper
   FINCH  Which of its passes counts. We keep the last with at least two clusters, or the first if none has. In a mean
          each vector counts once, however many images it stands for.
+  E, τ   E = 10 is epochs in one place and iterations in another, τ is 0.07 or 0.55. We use ten epochs and 0.07.
 All deviations, equations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
     python fedplcc.py                                            built-in glyphs in four domains, about a minute
@@ -199,7 +200,7 @@ def contrast(s, same_class, weights, tau):
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,); meaningless for a sample whose class has no prototype,
     so the caller leaves it out."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    # not -inf: a sample without a prototype would then have an infinite loss, and inf · 0 is nan in the caller's mean
+    # -1e9, not -inf: a sample without a prototype would then have an infinite loss, and inf · 0 is nan in the caller's mean
     own_logits = logits.masked_fill(~same_class, -1e9)
     return logits.logsumexp(1) - own_logits.logsumexp(1)
 
