@@ -200,7 +200,7 @@ def contrast(s, same_class, weights, tau):
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,); meaningless for a sample whose class has no prototype,
     so the caller leaves it out."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
-    # -1e9, not -inf: a sample without a prototype would then have an infinite loss, and inf · 0 is nan in the caller's mean
+    # -1e9, not -inf: without a prototype the loss would be infinite, and inf · 0 is nan in the caller's mean
     own_logits = logits.masked_fill(~same_class, -1e9)
     return logits.logsumexp(1) - own_logits.logsumexp(1)
 
