@@ -17,7 +17,7 @@ Every client then classifies its held-out 25 % by nearest new prototype (as in F
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
-  Eq. 4      Distances are per image, not per class mean; so scatter within a class counts, and frequent classes more.
+  Eq. 4      Distances are per image, not per class mean. So scatter within a class counts; frequent classes weigh more.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, which would shrink the prototype.
   Partition  Dirichlet, class by class; a client that already holds an equal share of all images gets nothing more.

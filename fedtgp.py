@@ -17,13 +17,13 @@ Every client then classifies its held-out 25 % by nearest new prototype (the pap
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
-  Eq. 11     Distances are per image, not per class mean; so scatter within a class counts, and frequent classes more.
+  Eq. 11     Distances are per image, not per class mean. So scatter within a class counts; frequent classes weigh more.
   Eq. 10     We average over a batch of client prototypes; the paper sums over all of them.
   Partition  Dirichlet, class by class; a client that already holds an equal share of all images gets nothing more.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN; the paper's eight: --model htfe8.
 Main gaps in the paper
   Margin           Eq. 9, which we use, has the largest distance of two classes; Fig. 1's caption that to the nearest.
-  Initial weights  Not given; our clients with the same extractor start with the same weights.
+  Initial weights  Clients with the same extractor start with the same weights.
   Server           Optimiser, batch size and F's hidden width are not given; ours are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 

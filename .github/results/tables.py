@@ -144,9 +144,10 @@ def summary():
             ("FedSA", "FedProto", "CIFAR-10", table_1, "fedsa", "fedproto", best_of_both, FEDSA),
             ("FedLSA", "FedAvg", "Office-Caltech", lsa, "fedlsa", "fedavg", mean, lsa_paper),
             ("FedLSA", "FedAvg, L2-normalised features", "Office-Caltech", lsa, "fedlsa", "fedavg-length-1", mean, {}),
-            ("FedPLCC, one local epoch", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter-1-epoch", "fedavg-1-epoch-again",
-             mean, plcc_paper),
-            ("FedPLCC, ten local epochs", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter", "fedavg", mean, plcc_paper)]:
+            ("FedPLCC, one local epoch", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter-1-epoch",
+             "fedavg-1-epoch-again", mean, plcc_paper),
+            ("FedPLCC, ten local epochs", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter",
+             "fedavg", mean, plcc_paper)]:
         levels = [np.mean([function(rounds) for rounds in runs[name].values()]) for name in (ours, theirs)]
         differences = [function(runs[ours][seed]) - function(runs[theirs][seed]) for seed in (0, 1, 2)]
         cells = [method, base, data, " / ".join(map(number, levels)), in_numbers(differences), "", "", ""]
@@ -192,8 +193,9 @@ def early_and_late():
         for function in in_round("prototype", 100), mean_of("prototype", 801, 1000), in_round("classifier", 1000):
             cells.append(verdict(runs[name], runs["fedproto"], function) if name != "fedproto" else "")
         rows.append(cells)
-    show("early-and-late", ["command", "prototype, round 100", "minus FedProto's", "prototype minus FedProto's, rounds 801 to 1000",
-                            "classifier minus FedProto's, round 1000"], rows)
+    head = ["command", "prototype, round 100", "minus FedProto's", "prototype minus FedProto's, rounds 801 to 1000",
+            "classifier minus FedProto's, round 1000"]
+    show("early-and-late", head, rows)
 
 
 def cross_silo():
@@ -245,7 +247,8 @@ def ablations():
         rows.append([command, accuracy(runs[name], mean), number(FEDLSA[paper][4], 2),
                      verdict(runs["fedlsa"], runs[name], mean), number(published),
                      reproduced(runs["fedlsa"], runs[name], mean, published)])
-    show("ablations", ["command", "mean of four domains", "paper", "FedLSA's lead over it", "paper's", "reproduced"], rows)
+    show("ablations", ["command", "mean of four domains", "paper", "FedLSA's lead over it", "paper's", "reproduced"],
+         rows)
 
 
 def sphere():
