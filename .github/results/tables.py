@@ -19,7 +19,6 @@ T_QUANTILE = 4.303  # 97.5 % quantile of Student's t for three seeds
 # the papers' numbers
 FEDSA = {"fedproto": 87.49, "fedtgp": 87.98, "fedsa": 88.78}  # Table 1, CIFAR-10, cross-device
 CROSS_SILO = {"fedproto": 90.76, "fedsa": 90.88}              # Table 1, CIFAR-10, cross-silo
-FEDFM = {"fedfm": 72.89, "fedavg": 66.69}                     # Table III, CIFAR-10, NIID-1
 FEDLSA = {  # Tables 2 and 5, Office-Caltech: the four domains, then the mean
     "fedavg": [56.70, 66.32, 43.10, 46.67, 53.20],
     "no L_SEP": [54.91, 61.58, 56.90, 63.33, 59.18],
@@ -82,13 +81,18 @@ def accuracy(run, function):
 
 
 def verdict(run, base, function):
-    """The differences seed by seed: with three seeds their mean, its 95 % t-interval and what follows from it."""
-    differences = [function(run[seed]) - function(base[seed]) for seed in sorted(set(run) & set(base))]
+    """The differences: with three seeds their mean, its 95 % t-interval and what follows from it."""
+    differences = by_seed(run, base, function)
     if len(differences) < 3:
         return " and ".join(map(number, differences)) + (" (one seed)" if len(differences) == 1 else " (2 seeds)")
     low, high = interval(differences)
     word = "ahead" if low > 0 else "behind" if high < 0 else "inconclusive"
     return f"{in_numbers(differences)} {word}"
+
+
+def by_seed(run, base, function):
+    """The differences, seed by seed."""
+    return [function(run[seed]) - function(base[seed]) for seed in sorted(set(run) & set(base))]
 
 
 def in_numbers(differences):
@@ -106,7 +110,7 @@ def interval(differences):
 
 def reproduced(run, base, function, published):
     """Is the published lead in the interval of ours?"""
-    low, high = interval([function(run[seed]) - function(base[seed]) for seed in run])
+    low, high = interval(by_seed(run, base, function))
     if low <= published <= high:
         return "yes" if low > 0 else "open"
     if low <= 0:
@@ -132,35 +136,38 @@ PERSONAL = {
 }
 
 
-def summary():
-    """The README's table: each method beside its baseline, and the paper's numbers."""
-    table_1, lsa, plcc = read("cifar10-cross-device"), read("office-fedlsa"), read("office-fedplcc")
-    mean = mean_of_domains(100)
-    lsa_paper, plcc_paper = [{name: row[4] for name, row in paper.items()} for paper in (FEDLSA, FEDPLCC)]
-    rows = []
-    for method, base, data, runs, ours, theirs, function, paper in [
-            ("FedProto", "local training", "CIFAR-10", table_1, "fedproto", "fedproto-off", best_of_both, {}),
-            ("FedTGP", "FedProto", "CIFAR-10", table_1, "fedtgp", "fedproto", best_of_both, FEDSA),
-            ("FedSA", "FedProto", "CIFAR-10", table_1, "fedsa", "fedproto", best_of_both, FEDSA),
-            ("FedLSA", "FedAvg", "Office-Caltech", lsa, "fedlsa", "fedavg", mean, lsa_paper),
-            ("FedLSA", "FedAvg, L2-normalised features", "Office-Caltech", lsa, "fedlsa", "fedavg-length-1", mean, {}),
-            ("FedPLCC, one local epoch", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter-1-epoch",
-             "fedavg-1-epoch-again", mean, plcc_paper),
-            ("FedPLCC, ten local epochs", "FedAvg", "Office-Caltech", plcc, "fedplcc-letter",
-             "fedavg", mean, plcc_paper)]:
-        levels = [np.mean([function(rounds) for rounds in runs[name].values()]) for name in (ours, theirs)]
-        differences = [function(runs[ours][seed]) - function(runs[theirs][seed]) for seed in (0, 1, 2)]
-        cells = [method, base, data, " / ".join(map(number, levels)), in_numbers(differences), "", "", ""]
-        if paper:
-            in_paper = paper[ours.split("-")[0]], paper[theirs.split("-")[0]]
-            published = in_paper[0] - in_paper[1]
-            cells[5:] = (" / ".join(number(x, 2) for x in in_paper), number(published),
-                         reproduced(runs[ours], runs[theirs], function, published))
+def readme_personal():
+    """The README's part of FedSA's Table 1: each method's better predictor in its best round."""
+    runs = read("cifar10-cross-device")
+    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", ""]]
+    for name, title in ("fedproto-off", "local training only"), ("fedproto", "**FedProto**"), \
+                       ("fedtgp", "**FedTGP**"), ("fedsa", "**FedSA**"):
+        cells = [title, accuracy(runs[name], best_of_both), number(FEDSA[name], 2) if name in FEDSA else "", "", ""]
+        if name != "fedproto":
+            cells[3] = in_numbers(by_seed(runs[name], runs["fedproto"], best_of_both))
+            cells[4] = number(FEDSA[name] - FEDSA["fedproto"]) if name in FEDSA else ""
         rows.append(cells)
-    rows.append(["FedFM", "FedAvg", "CIFAR-10", "", "", f"{FEDFM['fedfm']} / {FEDFM['fedavg']}",
-                 number(FEDFM["fedfm"] - FEDFM["fedavg"]), "no finished run"])
-    show("readme-summary", ["method", "baseline", "data", "ours: method / baseline", "our difference",
-                            "paper: method / baseline", "paper's difference", "reproduced"], rows)
+    show("readme-personal", ["CIFAR-10", "ours", "paper", "ours minus FedProto's", "paper's"], rows)
+
+
+def readme_global():
+    """The README's part of FedLSA's and FedPLCC's tables."""
+    mean, rows = mean_of_domains(100), []
+    for file, paper, one, base, published, title in [
+            ("office-fedlsa", FEDLSA, "fedavg", None, "fedavg", "FedAvg, ten clients"),
+            ("office-fedlsa", FEDLSA, "fedavg-length-1", "fedavg", None, "FedAvg, L2-normalised features"),
+            ("office-fedlsa", FEDLSA, "fedlsa", "fedavg", "fedlsa", "**FedLSA**"),
+            ("office-fedplcc", FEDPLCC, "fedavg-1-epoch-again", None, "fedavg",
+             "FedAvg, four clients, one local epoch"),
+            ("office-fedplcc", FEDPLCC, "fedplcc-letter-1-epoch", "fedavg-1-epoch-again", "fedplcc",
+             "**FedPLCC**, one local epoch"),
+            ("office-fedplcc", FEDPLCC, "fedavg", None, "fedavg", "FedAvg, four clients, ten local epochs"),
+            ("office-fedplcc", FEDPLCC, "fedplcc-letter", "fedavg", "fedplcc", "**FedPLCC**, ten local epochs")]:
+        runs = read(file)
+        rows.append([title, accuracy(runs[one], mean), number(paper[published][4], 2) if published else "",
+                     in_numbers(by_seed(runs[one], runs[base], mean)) if base else "",
+                     number(lead(paper, published)) if base and published else ""])
+    show("readme-global", ["Office-Caltech", "ours", "paper", "ours minus FedAvg's", "paper's"], rows)
 
 
 def lead(paper, method):
@@ -386,8 +393,8 @@ def draw():
 
 
 def main():
-    for table in [summary, readme_demo, cross_device, early_and_late, cross_silo, office_fedlsa, ablations, sphere,
-                  office_fedplcc, fedfm, batchnorm, settings]:
+    for table in [readme_demo, readme_personal, readme_global, cross_device, early_and_late, cross_silo, office_fedlsa,
+                  ablations, sphere, office_fedplcc, fedfm, batchnorm, settings]:
         table()
     draw()
 
