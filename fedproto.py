@@ -91,9 +91,9 @@ def main(args):
         # = [client_update(client, prototypes, has_prototype, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
 
-        local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
+        client_prototypes = torch.stack([upload.prototypes for upload in uploads])         # (m, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (m, C)
-        averages, uploaded = weighted_mean(local_prototypes, counts)                       # Eq. 3
+        averages, uploaded = weighted_mean(client_prototypes, counts)                      # Eq. 3
         prototypes = torch.where(uploaded[:, None], averages, prototypes)  # an absent class keeps its prototype
         has_prototype = has_prototype | uploaded
 
@@ -124,8 +124,8 @@ def client_update(client, prototypes, has_prototype, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    local_prototypes, counts = class_means(client.net, client.train)                       # Eq. 2
-    return Upload(local_prototypes, counts, torch.stack(losses).mean())
+    client_prototypes, counts = class_means(client.net, client.train)                      # Eq. 2
+    return Upload(client_prototypes, counts, torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, prototypes, has_prototype, args):
@@ -155,12 +155,12 @@ def prototype_distance(z, y, prototypes, has_prototype, kind):
 
 # --- the server -------------------------------------------------------------------------------------
 
-def weighted_mean(local_prototypes, counts):
+def weighted_mean(client_prototypes, counts):
     """Eq. 3 over the participants. Its factor 1/|𝒩_c| is left out: the weights already sum to 1.
 
-    local_prototypes P_i^c (m, C, D), counts |𝒟_i,c| (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    client_prototypes P_i^c (m, C, D), counts |𝒟_i,c| (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
-    mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
+    mean = (client_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0
 
 

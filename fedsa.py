@@ -99,9 +99,9 @@ def main(args):
         # = [client_update(client, anchors, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, anchors, t, args)
 
-        local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
+        client_prototypes = torch.stack([upload.prototypes for upload in uploads])         # (m, C, D)
         counts = torch.stack([upload.counts for upload in uploads])                        # (m, C)
-        averages, uploaded = weighted_mean(local_prototypes, counts)                       # Eq. 3
+        averages, uploaded = weighted_mean(client_prototypes, counts)                      # Eq. 3
         anchors = ema(anchors, averages, uploaded, args.alpha)                             # Eq. 10
 
         scores = evaluate_personal(clients, anchors, t, args, name="anchor")
@@ -139,8 +139,8 @@ def client_update(client, anchors, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    local_prototypes, _ = class_means(client.net, client.train)                            # Eq. 2, after training
-    return Upload(local_prototypes, counts, torch.stack(losses).mean())
+    client_prototypes, _ = class_means(client.net, client.train)                           # Eq. 2, after training
+    return Upload(client_prototypes, counts, torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, anchors, margin, args):
@@ -214,13 +214,13 @@ def make_anchors(C, D, projection):
     return anchors.detach()
 
 
-def weighted_mean(local_prototypes, counts):
+def weighted_mean(client_prototypes, counts):
     """Eq. 3 over the participants, without its factor 1/|𝒩_c|, one over the number of clients with class c: the weights
     already sum to 1.
 
-    local_prototypes P_i^c (m, C, D), counts |𝒟_i,c| (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
+    client_prototypes P_i^c (m, C, D), counts |𝒟_i,c| (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
-    mean = (local_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
+    mean = (client_prototypes * counts[:, :, None]).sum(0) / total.clamp(min=1)[:, None]
     return mean, total > 0
 
 

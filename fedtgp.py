@@ -9,20 +9,21 @@ One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 they are untrained.            C · D floats to each
   2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to the global prototype
      of its class (Eq. 11, changed as below).
-  3. It sends its client prototypes: its class means (Eq. 2), without class counts.    C_i · D floats
+  3. It sends its client prototypes: its class means (Eq. 2), but no class counts.     C_i · D floats
   4. For each class the server takes the unweighted mean Q of the client prototypes. It sets δ to the largest distance
-     between two of these means, capped at τ (Eq. 9). For S epochs it trains on, with Eq. 10 as the loss: one
-     vector per class, and a network F that maps vectors to global prototypes.
-Every client then classifies its held-out 25 % by nearest new prototype (the paper's way) and by its classifier.
+     between two of these means, capped at τ (Eq. 9). With the loss of Eq. 10 it goes on training, for S epochs,
+     one vector per class and a network F that maps these vectors to the global prototypes.
+Every client then classifies its held-out 25 % by nearest global prototype (the paper's way) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
-  Eq. 11     Distances are per image, not per class mean. So scatter within a class counts; frequent classes weigh more.
+  Eq. 11     Distances are per image, not per class mean. So scatter within a class counts; large classes weigh more.
   Eq. 10     We average over a batch of client prototypes; the paper sums over all of them.
   Partition  Dirichlet, class by class; a client that already holds an equal share of all images gets nothing more.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN; the paper's eight: --model htfe8.
 Main gaps in the paper
-  Margin           Eq. 9, which we use, has the largest distance of two classes; Fig. 1's caption that to the nearest.
+  Margin           Eq. 9, which we use, is the largest distance between two class centres. Fig. 1's caption measures
+                   a class's distance to its nearest other class.
   Initial weights  Clients with the same extractor start with the same weights.
   Server           Optimiser, batch size and F's hidden width are not given; ours are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
@@ -77,7 +78,7 @@ SETTINGS = {  # by --dataset
 # --- the rounds -------------------------------------------------------------------------------------
 
 class Upload(NamedTuple):
-    prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
+    prototypes: torch.Tensor  # (C, D) client prototypes, zero where the client lacks the class
     owned: torch.Tensor       # (C,) bool: the classes it has
     loss: torch.Tensor        # mean over the client's batches; not sent, only logged
 
@@ -92,17 +93,17 @@ def main(args):
     # modules: the models to checkpoint
     run = Run(args, modules=[client.net for client in clients] + [prototype_net])
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    prototypes = prototype_net().detach()                             # (C, D)
+    prototypes = prototype_net().detach()                             # (C, D) global prototypes
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
         # = [client_update(client, prototypes, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, prototypes, t, args)
 
-        local_prototypes = torch.stack([upload.prototypes for upload in uploads])          # (m, C, D)
+        client_prototypes = torch.stack([upload.prototypes for upload in uploads])         # (m, C, D)
         owned = torch.stack([upload.owned for upload in uploads])                          # (m, C)
-        margin = server_margin(local_prototypes, owned, args)                              # δ, by default Eq. 9
-        prototypes, server_loss = server_update(prototype_net, local_prototypes, owned, margin, t, args)  # Eq. 10
+        margin = server_margin(client_prototypes, owned, args)                             # δ, by default Eq. 9
+        prototypes, server_loss = server_update(prototype_net, client_prototypes, owned, margin, t, args)  # Eq. 10
 
         scores = evaluate_personal(clients, prototypes, t, args)
         up = owned.sum() * D                                          # Σ_i C_i · D
@@ -131,8 +132,8 @@ def client_update(client, prototypes, t, args):
         optimizer.step()
         losses.append(loss.detach())
 
-    local_prototypes, counts = class_means(client.net, client.train)                       # Eq. 2
-    return Upload(local_prototypes, counts > 0, torch.stack(losses).mean())
+    client_prototypes, counts = class_means(client.net, client.train)                      # Eq. 2
+    return Upload(client_prototypes, counts > 0, torch.stack(losses).mean())
 
 
 def local_loss(net, x, y, prototypes, args):
@@ -143,8 +144,8 @@ def local_loss(net, x, y, prototypes, args):
 
 
 def prototype_distance(z, y, prototypes, kind):
-    """Second term of Eq. 11, without λ: the distance φ between a sample's features and the prototype of its class,
-    averaged over the batch. The paper applies φ to class means.
+    """Second term of Eq. 11, without λ: the distance φ between a sample's features and the global prototype of
+    its class, averaged over the batch. The paper applies φ to class means.
 
     kind "euclidean"  the length of the difference, as in the paper
          "mse"        its square divided by D
@@ -159,8 +160,8 @@ def prototype_distance(z, y, prototypes, kind):
 # --- the server -------------------------------------------------------------------------------------
 
 class PrototypeNet(nn.Module):
-    """Calling it gives all global prototypes P̂^c, (C, D). Each class has a trainable vector, Ṕ^c in the paper. One
-    shared network, self.mlp (the paper's F), maps the vectors to prototypes: Linear, ReLU, Linear.
+    """Calling it gives all trainable global prototypes P̂^c, (C, D). Each class has a trainable vector, Ṕ^c in the
+    paper. One shared network, self.mlp (the paper's F), maps the vectors to prototypes: Linear, ReLU, Linear.
 
     As in the authors' code, the hidden width is D and the vectors start from N(0, I)."""
 
@@ -176,14 +177,14 @@ class PrototypeNet(nn.Module):
         return self.mlp(self.vectors)
 
 
-def server_margin(local_prototypes, owned, args):
-    """The margin δ of this round. local_prototypes (m, C, D), owned (m, C) bool -> scalar.
+def server_margin(client_prototypes, owned, args):
+    """The margin δ of this round. client_prototypes (m, C, D), owned (m, C) bool -> scalar.
 
     --margin-rule pairwise  Eq. 9
                   nearest   the largest distance from a centre to its nearest other centre, as in HtFLlib
                   fixed     always τ (ablation FM in Table 6; the paper does not give FM's δ)
                   none      always 0, Eq. 6 (ablation SCL in Table 6)"""
-    centres = class_centres(local_prototypes, owned)
+    centres = class_centres(client_prototypes, owned)
     if args.margin_rule == "pairwise":
         return adaptive_margin(centres, args.tau)
     if args.margin_rule == "nearest":
@@ -193,12 +194,12 @@ def server_margin(local_prototypes, owned, args):
     return 0.0                                                        # "none"
 
 
-def class_centres(local_prototypes, owned):
+def class_centres(client_prototypes, owned):
     """Q^c of Eq. 9: the unweighted mean of the clients' prototypes of class c, for the U classes that were uploaded.
 
-    local_prototypes (m, C, D), zero where the client lacks the class, owned (m, C) bool -> (U, D)."""
+    client_prototypes (m, C, D), zero where the client lacks the class, owned (m, C) bool -> (U, D)."""
     owners = owned.sum(0)                                             # (C,) how many clients have each class
-    total = local_prototypes.sum(0)                                   # (C, D)
+    total = client_prototypes.sum(0)                                  # (C, D)
     uploaded = owners > 0
     return total[uploaded] / owners[uploaded][:, None]
 
@@ -219,23 +220,23 @@ def largest_nearest_distance(centres, tau):
     return nearest.max().clamp(max=tau)
 
 
-def server_update(prototype_net, local_prototypes, owned, margin, t, args):
+def server_update(prototype_net, client_prototypes, owned, margin, t, args):
     """Train the global prototypes on the client prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches. The paper
     names no optimiser. As in the authors' code, we use the clients' learning rate and batch size, and SGD without
     momentum or weight decay.
 
-    local_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar -> P̂ (C, D), and the mean loss over the last
+    client_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar -> P̂ (C, D), and the mean loss over the last
     epoch's batches."""
-    p = local_prototypes[owned]                                       # (n, D) the client prototypes as one list
+    samples = client_prototypes[owned]                                # (n, D) the client prototypes as one list
     _, labels = owned.nonzero(as_tuple=True)                          # (n,) their classes, in the same order
     rng = generator(args.seed, "server", t)
     optimizer = torch.optim.SGD(prototype_net.parameters(), lr=args.lr)
     for _ in range(args.server_epochs):
         losses = []                                                   # only the last epoch's are returned
-        order = torch.from_numpy(rng.permutation(len(p))).to(p.device)
+        order = torch.from_numpy(rng.permutation(len(samples))).to(samples.device)
         for index in order.split(args.batch_size):
             prototypes = prototype_net()                              # (C, D), with gradient
-            loss = margin_contrastive(p[index], labels[index], prototypes, margin)
+            loss = margin_contrastive(samples[index], labels[index], prototypes, margin)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -243,12 +244,12 @@ def server_update(prototype_net, local_prototypes, owned, margin, t, args):
     return prototype_net().detach(), torch.stack(losses).mean()
 
 
-def margin_contrastive(p, labels, prototypes, margin):
+def margin_contrastive(samples, labels, prototypes, margin):
     """Eqs. 7 and 10 (Eq. 6 with δ = 0), mean over a batch of client prototypes; the paper sums over all of them. φ is
     the Euclidean distance.
 
-    p (B, D) client prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
-    phi = distances(p, prototypes)                                    # (B, C)
+    samples (B, D) client prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
+    phi = distances(samples, prototypes)                              # (B, C)
     is_own_class = F.one_hot(labels, len(prototypes))
     logits = -(phi + margin * is_own_class)                           # δ for the own class alone
     return F.cross_entropy(logits, labels)                            # −log of Eq. 10's fraction, a softmax
@@ -265,7 +266,7 @@ def add_flags(group):
                             "fixed: τ; none: 0")
     group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the cap on the margin")
     group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs per round")
-    group.add_argument("--no-mlp", action="store_true", help="use the trainable vectors themselves as prototypes")
+    group.add_argument("--no-mlp", action="store_true", help="without F: the vectors themselves are the global prototypes")
 
 
 if __name__ == "__main__":

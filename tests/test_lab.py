@@ -117,13 +117,13 @@ def sums(net, images):
     return means * counts[:, None], counts
 
 
-def plain_mean(local_prototypes, counts):
-    return local_prototypes.sum(0) / (counts > 0).sum(0).clamp(min=1)[:, None], counts.sum(0) > 0
+def plain_mean(client_prototypes, counts):
+    return client_prototypes.sum(0) / (counts > 0).sum(0).clamp(min=1)[:, None], counts.sum(0) > 0
 
 
-def no_clamp(local_prototypes, counts):
+def no_clamp(client_prototypes, counts):
     total = counts.sum(0)
-    return (local_prototypes * counts[:, :, None]).sum(0) / total[:, None], total > 0
+    return (client_prototypes * counts[:, :, None]).sum(0) / total[:, None], total > 0
 
 
 def mean_over_batch(z, y, prototypes, has_prototype, distance):

@@ -47,8 +47,8 @@ def test_eq2_class_means():
 
 def test_fedproto_eq3_weighted_mean():
     """Class 0: both clients, with one image and three. Class 1: only the first. Class 2: nobody."""
-    local_prototypes, counts = tensor([[2, 20, 0], [6, 0, 0]])[:, :, None], torch.tensor([[1, 4, 0], [3, 0, 0]])
-    averages, uploaded = fedproto.weighted_mean(local_prototypes, counts)
+    client_prototypes, counts = tensor([[2, 20, 0], [6, 0, 0]])[:, :, None], torch.tensor([[1, 4, 0], [3, 0, 0]])
+    averages, uploaded = fedproto.weighted_mean(client_prototypes, counts)
     assert uploaded.tolist() == [True, True, False], "which classes were uploaded? Those that some client has"
     name_the_mistake(averages[:, 0], [5, 20, 0], {
         "all clients weigh the same: the class counts are missing": [4, 20, 0],
