@@ -113,7 +113,7 @@ def main(args):
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
-        # = [client_update(client, anchors, t, args) for client in chosen], in parallel on a CPU
+        # like [client_update(client, anchors, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, anchors, t, args)
         models = [upload.model for upload in uploads]
         num_images = [len(client.train.y) for client in chosen]

@@ -118,7 +118,7 @@ def main(args):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
         prototypes_sent = None if fedavg else prototypes
-        # = [client_update(client, prototypes_sent, t, args) for client in chosen], in parallel on a CPU
+        # like [client_update(client, prototypes_sent, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, prototypes_sent, t, args)
 
         models = [upload.model for upload in uploads]

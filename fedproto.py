@@ -20,9 +20,9 @@ Our main changes
   Eq. 4      Distances are per image, not per class mean. So scatter within a class counts; frequent classes weigh more.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, which would shrink the prototype.
-  Partition  Dirichlet, class by class; a client that already holds an equal share of all images gets nothing more.
+  Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
 Main gaps in the paper
-  Initial weights  Clients with the same extractor start with the same weights.
+  Initial weights  Not given; clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, about a minute
@@ -88,7 +88,7 @@ def main(args):
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
         down = len(chosen) * has_prototype.sum() * D                  # floats sent in step 1
-        # = [client_update(client, prototypes, has_prototype, t, args) for client in chosen], in parallel on a CPU
+        # like [client_update(client, prototypes, has_prototype, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, prototypes, has_prototype, t, args)
 
         client_prototypes = torch.stack([upload.prototypes for upload in uploads])         # (m, C, D)

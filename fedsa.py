@@ -21,9 +21,9 @@ Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but gives no loss for it.
   Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here,
              which pulls less at clients with several classes.
-  Partition  Dirichlet, class by class; a client that already holds an equal share of all images gets nothing more.
+  Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
 Main gaps in the paper
-  Initial weights  Clients with the same extractor start with the same weights.
+  Initial weights  Not given; clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, about a minute
@@ -96,7 +96,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        # = [client_update(client, anchors, t, args) for client in chosen], in parallel on a CPU
+        # like [client_update(client, anchors, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, anchors, t, args)
 
         client_prototypes = torch.stack([upload.prototypes for upload in uploads])         # (m, C, D)

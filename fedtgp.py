@@ -11,20 +11,20 @@ One round (C classes, C_i of them at client i; D features):
      of its class (Eq. 11, changed as below).
   3. It sends its client prototypes: its class means (Eq. 2), but no class counts.     C_i · D floats
   4. For each class the server takes the unweighted mean Q of the client prototypes. It sets δ to the largest distance
-     between two of these means, capped at τ (Eq. 9). With the loss of Eq. 10 it goes on training, for S epochs,
-     one vector per class and a network F that maps these vectors to the global prototypes.
+     between two of these means, capped at τ (Eq. 9). With the loss of Eq. 10 it then trains, for S epochs and from
+     where it last stopped, one vector per class and a network F that maps these vectors to the global prototypes.
 Every client then classifies its held-out 25 % by nearest global prototype (the paper's way) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
   Eq. 11     Distances are per image, not per class mean. So scatter within a class counts; large classes weigh more.
-  Eq. 10     We average over a batch of client prototypes; the paper sums over all of them.
-  Partition  Dirichlet, class by class; a client that already holds an equal share of all images gets nothing more.
+  Eq. 10     The server's loss is a mean over client prototypes, not their sum.
+  Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN; the paper's eight: --model htfe8.
 Main gaps in the paper
   Margin           Eq. 9, which we use, is the largest distance between two class centres. Fig. 1's caption measures
                    a class's distance to its nearest other class.
-  Initial weights  Clients with the same extractor start with the same weights.
+  Initial weights  Not given; clients with the same extractor start with the same weights.
   Server           Optimiser, batch size and F's hidden width are not given; ours are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
 
@@ -97,7 +97,7 @@ def main(args):
 
     for t in run.rounds():
         chosen = participants(clients, t, args)                       # m participants
-        # = [client_update(client, prototypes, t, args) for client in chosen], in parallel on a CPU
+        # like [client_update(client, prototypes, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, prototypes, t, args)
 
         client_prototypes = torch.stack([upload.prototypes for upload in uploads])         # (m, C, D)
@@ -181,8 +181,8 @@ def server_margin(client_prototypes, owned, args):
     """The margin δ of this round. client_prototypes (m, C, D), owned (m, C) bool -> scalar.
 
     --margin-rule pairwise  Eq. 9
-                  nearest   the largest distance from a centre to its nearest other centre, as in HtFLlib
-                  fixed     always τ (ablation FM in Table 6; the paper does not give FM's δ)
+                  nearest   the largest distance from a centre to its nearest other centre, as in the authors' code
+                  fixed     Eq. 7 with δ = τ (ablation FM in Table 6; the paper does not give FM's δ)
                   none      always 0, Eq. 6 (ablation SCL in Table 6)"""
     centres = class_centres(client_prototypes, owned)
     if args.margin_rule == "pairwise":
@@ -207,17 +207,17 @@ def class_centres(client_prototypes, owned):
 def adaptive_margin(centres, tau):
     """Eq. 9: δ, the largest distance between two class centres, capped at τ. centres Q (U, D) of U uploaded classes
     -> scalar, 0 for a single class."""
-    return distances(centres, centres).max().clamp(max=tau)
+    return distances(centres, centres).max().clamp(max=tau)           # the diagonal, 0, is never the largest
 
 
 def largest_nearest_distance(centres, tau):
-    """The margin of HtFLlib: the largest distance from a centre to its nearest other centre, capped at τ.
+    """The margin of the authors' code: the largest distance from a centre to its nearest other centre, capped at τ.
 
     centres (U, D) -> scalar, τ for a single class."""
     phi = distances(centres, centres)
     phi.fill_diagonal_(torch.inf)                                     # no centre is its own neighbour
     nearest = phi.amin(1)                                             # (U,)
-    return nearest.max().clamp(max=tau)
+    return nearest.max().clamp(max=tau)                               # a single class has inf, so τ
 
 
 def server_update(prototype_net, client_prototypes, owned, margin, t, args):
@@ -252,7 +252,7 @@ def margin_contrastive(samples, labels, prototypes, margin):
     phi = distances(samples, prototypes)                              # (B, C)
     is_own_class = F.one_hot(labels, len(prototypes))
     logits = -(phi + margin * is_own_class)                           # δ for the own class alone
-    return F.cross_entropy(logits, labels)                            # −log of Eq. 10's fraction, a softmax
+    return F.cross_entropy(logits, labels)                            # Eq. 10's fraction is their softmax; −log of it
 
 
 # --- flags ------------------------------------------------------------------------------------------
@@ -262,11 +262,12 @@ def add_flags(group):
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="φ in Eq. 11. euclidean: the paper's; mse: mean squared error, as in its authors' code")
     group.add_argument("--margin-rule", choices=["pairwise", "nearest", "fixed", "none"],
-                       help="δ. pairwise: Eq. 9; nearest: the largest nearest-neighbour distance, as in HtFLlib; "
+                       help="δ. pairwise: Eq. 9; nearest: the largest nearest-neighbour distance, as in its "
+                            "authors' code; "
                             "fixed: τ; none: 0")
     group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the cap on the margin")
     group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs per round")
-    group.add_argument("--no-mlp", action="store_true", help="without F: the vectors themselves are the global prototypes")
+    group.add_argument("--no-mlp", action="store_true", help="no F: the trainable vectors are the global prototypes")
 
 
 if __name__ == "__main__":
