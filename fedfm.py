@@ -15,16 +15,17 @@ One round (C_k classes at client k; D features, the paper's d; |w| parameters of
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
 (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in step 4.
 FedFM-Lite (Section VI) has no step 2, so a round needs one exchange instead of two: each participant sends the class
-means of its trained model after step 4, and the server averages these into the next round's anchors. Models are
-exchanged, in steps 1 and 5, only every a rounds, from the first on.
+means of its trained model after step 4, and the server averages these into the next round's anchors. Of every
+a rounds, step 1 is in the first and step 5 in the last.
 
 On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
 Our main changes
-  Anchors    are scaled to length 1 for matching, like features, as in the authors' code; Section VII-A scales features.
+  Anchors    are scaled to length 1 for matching, as in the authors' code; Section VII-A scales features only.
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better (data with domains: T_s = 0).
   BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our short runs on CIFAR-10 with
-             λ = 50 these averages do not fit the averaged model, and accuracy drops to chance when matching begins.
+             λ = 50 these averages do not fit the averaged model, and accuracy drops to chance when matching begins;
+             with λ = 5 it recovers.
 All deviations, equations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
@@ -116,16 +117,16 @@ def main(args):
     if args.model_every > 1:                                          # participants keep their models between exchanges
         modules += client_nets
     run = Run(args, modules=modules)                                  # modules: the models to checkpoint
-    anchors = Anchors(*run.resume(no_anchors(C, D, args.device)))     # with --resume: from the checkpoint
+    anchors = Anchors(*run.resume(no_anchors(C, D, args.device)))     # none yet; with --resume the saved ones
 
     for t in run.rounds():
         # Participants are drawn once for --model-every rounds, FedFM-Lite's a: they get the model in the first of these
         # rounds and send theirs in the last. With a = 5, first is 6 for t = 6 to 10. FedFM has a = 1, so first is t.
         first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
-        up = down = 0
+        up = down = 0                                                 # floats sent in this round
         for client, client_net in zip(chosen, client_nets, strict=True):
-            client.net = client_net
+            client.net = client_net                                   # lent to this participant
         if t == first:
             for client in chosen:
                 client.net.load_state_dict(net.state_dict())
@@ -235,7 +236,7 @@ def contrastive_guiding(z, y, anchors, temperature):
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
-    # not -inf: where a class has no anchor the loss must be finite, because mean_where multiplies it by 0
+    # not -inf: mean_where multiplies the losses of classes without an anchor by 0, and 0 · inf is nan
     logits = (cosine / temperature).masked_fill(~anchors.has_anchor, -1e9)
     losses = F.cross_entropy(logits, y, reduction="none")                                  # (B,)
     return mean_where(losses, anchors.has_anchor[y])
@@ -310,7 +311,7 @@ def check(args):
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 2, weight of the matching; 0: FedAvg")
     group.add_argument("--match", choices=["cg", "l2"],
-                       help="cg: contrastive guiding; l2: squared distance, Eq. 3 (needs another λ, such as 0.0977)")
+                       help="cg: contrastive guiding; l2: squared distance, Eq. 3 (λ 0.0977 is the authors' 50)")
     group.add_argument("--temperature", type=positive, help="α of contrastive guiding")
     group.add_argument("--warmup", type=at_least(0), help="T_s, rounds of FedAvg before matching begins")
     group.add_argument("--aggregate", choices=["weighted", "uniform"],
