@@ -143,7 +143,7 @@ def readme_personal():
     rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", ""]]
     for name, title in [("fedproto-off", "local training only"), ("fedproto", "**FedProto**"),
                         ("fedtgp", "**FedTGP**"), ("fedsa", "**FedSA**"),
-                        ("fedsa-authors-settings", "FedSA, `--distance mse --lam-r 10`, as in its authors' code")]:
+                        ("fedsa-authors-settings", "FedSA, distance and λ1 of its authors' code")]:
         cells = [title, accuracy(runs[name], best("classifier")), accuracy(runs[name], best("prototype")),
                  number(FEDSA[name], 2) if name in FEDSA else "", "", ""]
         if name != "fedproto":
@@ -159,7 +159,8 @@ def readme_global():
     mean, rows = mean_of_domains(100), []
     for file, paper, one, base, published, title in [
             ("office-fedlsa", FEDLSA, "fedavg", None, "fedavg", "FedAvg, ten clients"),
-            ("office-fedlsa", FEDLSA, "fedavg-length-1", "fedavg", None, "FedAvg, L2-normalised features"),
+            ("office-fedlsa", FEDLSA, "fedavg-length-1", "fedavg", None,
+             "FedAvg, ten clients, L2-normalised features"),
             ("office-fedlsa", FEDLSA, "fedlsa", "fedavg", "fedlsa", "**FedLSA**"),
             ("office-fedplcc", FEDPLCC, "fedavg-1-epoch-again", None, "fedavg",
              "FedAvg, four clients, one local epoch"),
@@ -210,16 +211,17 @@ def early_and_late():
 
 
 def cross_silo():
-    """The default on CIFAR-10, stopped early: FedProto and FedSA, one seed."""
+    """The default on CIFAR-10, stopped early, one seed."""
     runs = read("cifar10-cross-silo")
-    last = min(max(run[0]) for run in runs.values())                  # the last round that both reached
+    last = common_round(runs.values())
     shown = [t for t in (20, 100, 200, 300) if t < last] + [last]
     rows = [["majority class", ""] + [number(runs["fedsa"][0][t]["most_frequent"]) for t in shown] + ["", ""]]
-    for script, prototype in ("fedproto", "prototype"), ("fedsa", "anchor"):
-        rounds = {t: row for t, row in runs[script][0].items() if t <= last}
-        for column, title in ("classifier", "classifier"), ("prototype", prototype):
-            rows.append([f"`{script}.py`", title] + [number(rounds[t][column]) for t in shown]
-                        + [number(best(column)(rounds)), number(CROSS_SILO[script], 2)])
+    for name in "fedproto-off", "fedproto", "fedsa":
+        rounds = {t: row for t, row in runs[name][0].items() if t <= last}
+        for column in "classifier", "prototype":
+            rows.append([PERSONAL[name], "anchor" if (name, column) == ("fedsa", "prototype") else column]
+                        + [number(rounds[t][column]) for t in shown]
+                        + [number(best(column)(rounds)), number(CROSS_SILO[name], 2) if name in CROSS_SILO else ""])
     head = ["command", "predictor"] + [f"round {t}" for t in shown] + ["best tested round", "paper"]
     show("cross-silo", head, rows)
 
