@@ -8,13 +8,12 @@ slightly toward the clients' class means, and they guide the clients' features a
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
   2. Each participant trains on cross-entropy
-     + λ1 · the mean distance from an image's features to its class's anchor (L_R, Eq. 5)
+     + λ1 · the distance from an image's features to its class's anchor, mean over the batch (L_R, Eq. 5)
      + λ2 · a contrastive loss: that anchor should be nearer than any other, by a margin d* (L_MCL, Eqs. 6 and 7)
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
-Every client then classifies its held-out 25 % by nearest anchor and by its classifier. The paper does not say which of
-the two its tables report.
+Every client then classifies its held-out 25 % by nearest anchor and by its classifier.
 
 On glyphs (digits that the program draws): 20 clients, small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
@@ -24,6 +23,7 @@ Our main changes
   Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
 Main gaps in the paper
   Initial weights  Not given; clients with the same extractor start with the same weights.
+  Prediction       By nearest anchor or by classifier? We report both.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, about a minute
@@ -144,7 +144,9 @@ def client_update(client, anchors, t, args):
 
 
 def local_loss(net, x, y, anchors, margin, args):
-    """Eq. 9 on a batch. x (B, 3, height, width) uint8, y (B,), anchors (C, D), margin d* a scalar -> scalar."""
+    """Eq. 9 on a batch. L_R and L_MCL train the feature extractor alone, L_CC the classifier alone.
+
+    x (B, 3, height, width) uint8, y (B,), anchors (C, D), margin d* a scalar -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)
     l_r = regularization(z, y, anchors, args.distance)
@@ -215,8 +217,7 @@ def make_anchors(C, D, projection):
 
 
 def weighted_mean(client_prototypes, counts):
-    """Eq. 3 over the participants, without its factor 1/|𝒩_c|, one over the number of clients with class c: the weights
-    already sum to 1.
+    """Eq. 3 over the participants, without 1/|𝒩_c| (𝒩_c: the clients with class c), as the weights already sum to 1.
 
     client_prototypes P_i^c (m, C, D), counts |𝒟_i,c| (m, C) -> P̄ (C, D), and which classes were uploaded (C,) bool."""
     total = counts.sum(0)
