@@ -17,7 +17,7 @@ Every client then classifies its held-out 25 % by nearest new prototype (as in F
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
-  Eq. 4      Distances are per image, not per class mean. So scatter within a class counts; frequent classes weigh more.
+  Eq. 4      Distances are per image, not per class mean. So scatter within a class counts; large classes weigh more.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, which would shrink the prototype.
   Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
@@ -70,7 +70,7 @@ SETTINGS = {  # by --dataset
 # --- the rounds -------------------------------------------------------------------------------------
 
 class Upload(NamedTuple):
-    prototypes: torch.Tensor  # (C, D), zero where the client lacks the class
+    prototypes: torch.Tensor  # (C, D) client prototypes, zero where the client lacks the class
     counts: torch.Tensor      # (C,) its number of images of each class
     loss: torch.Tensor        # mean over the client's batches; not sent, only logged
 
@@ -81,7 +81,7 @@ def main(args):
     C, D = len(data.class_names), args.feature_dim
 
     run = Run(args, modules=[client.net for client in clients])       # modules: the models to checkpoint
-    prototypes = torch.zeros(C, D, device=args.device)
+    prototypes = torch.zeros(C, D, device=args.device)                # global prototypes
     has_prototype = torch.zeros(C, dtype=torch.bool, device=args.device)  # at first no class has one
     prototypes, has_prototype = run.resume((prototypes, has_prototype))  # with --resume: from the checkpoint
 
