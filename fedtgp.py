@@ -262,9 +262,8 @@ def add_flags(group):
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="φ in Eq. 11. euclidean: the paper's; mse: mean squared error, as in its authors' code")
     group.add_argument("--margin-rule", choices=["pairwise", "nearest", "fixed", "none"],
-                       help="δ. pairwise: Eq. 9; nearest: the largest nearest-neighbour distance, as in its "
-                            "authors' code; "
-                            "fixed: τ; none: 0")
+                       help="δ. pairwise: Eq. 9; nearest: the largest nearest-neighbour distance, as in its authors' "
+                            "code; fixed: τ; none: 0")
     group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the cap on the margin")
     group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs per round")
     group.add_argument("--no-mlp", action="store_true", help="no F: the trainable vectors are the global prototypes")

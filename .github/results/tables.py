@@ -205,8 +205,8 @@ def early_and_late():
         for function in in_round("prototype", 100), mean_of("prototype", 820, 1000), in_round("classifier", 1000):
             cells.append(verdict(runs[name], runs["fedproto"], function) if name != "fedproto" else "")
         rows.append(cells)
-    head = ["command", "prototype, round 100", "minus FedProto's", "prototype minus FedProto's, mean of rounds 820 to 1000",
-            "classifier minus FedProto's, round 1000"]
+    head = ["command", "prototype, round 100", "minus FedProto's",
+            "prototype minus FedProto's, mean of rounds 820 to 1000", "classifier minus FedProto's, round 1000"]
     show("early-and-late", head, rows)
 
 
