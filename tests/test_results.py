@@ -53,7 +53,7 @@ def test_text_has_only_numbers_of_the_tables(tables):
 
 
 def test_verdicts():
-    """Three seeds: the 95 % t-interval decides; a bound next to 0 has two decimals. Fewer: no verdict."""
+    """Three seeds: the 95 % t-interval decides, not the rounded bounds. Fewer: no verdict."""
     verdict = runpy.run_path(TABLES)["verdict"]
     base = {seed: 10 for seed in (0, 1, 2)}
 
@@ -62,8 +62,8 @@ def test_verdicts():
 
     assert of(1, 2, 3) == "2.0 (−0.5 to 4.5) inconclusive"  # 2 ± 4.303 / √3
     assert of(-1, -2, -3) == "−2.0 (−4.5 to 0.5) inconclusive"
-    assert of(1.5, 2.5, 3.5) == "2.50 (0.02 to 4.98) ahead"
-    assert of(-1.5, -2.5, -3.5) == "−2.50 (−4.98 to −0.02) behind"
+    assert of(1.5, 2.5, 3.5) == "2.5 (0.0 to 5.0) ahead"
+    assert of(-1.5, -2.5, -3.5) == "−2.5 (−5.0 to −0.0) behind"
     assert of(2, 3) == "2.0 and 3.0 (2 seeds)"
 
 

@@ -67,8 +67,7 @@ def mean_of_domains(t):
 
 
 def number(x, digits=1):
-    rounded = round(float(x), digits) + 0.0  # + 0.0: no −0.0
-    return f"{rounded:.{digits}f}".replace("-", "−")
+    return f"{x:.{digits}f}".replace("-", "−")
 
 
 def accuracy(run, function):
@@ -87,19 +86,12 @@ def verdict(run, base, function):
         return " and ".join(map(number, differences)) + (" (one seed)" if len(differences) == 1 else " (2 seeds)")
     low, high = interval(differences)
     word = "ahead" if low > 0 else "behind" if high < 0 else "inconclusive"
-    return f"{in_numbers(differences)} {word}"
+    return f"{number(np.mean(differences))} ({number(low)} to {number(high)}) {word}"
 
 
 def by_seed(run, base, function):
     """The differences, seed by seed."""
     return [function(run[seed]) - function(base[seed]) for seed in sorted(set(run) & set(base))]
-
-
-def in_numbers(differences):
-    """The mean of three differences and its interval."""
-    low, high = interval(differences)
-    digits = 2 if 0 in (round(low, 1), round(high, 1)) else 1  # show on which side of 0 a bound is
-    return f"{number(np.mean(differences), digits)} ({number(low, digits)} to {number(high, digits)})"
 
 
 def interval(differences):
@@ -138,20 +130,20 @@ PERSONAL = {
 
 
 def readme_personal():
-    """The README's part of FedSA's Table 1: best rounds."""
+    """The README's part of FedSA's Table 1: the best round of the better predictor."""
     runs = read("cifar10-cross-device")
     rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", ""]]
     for name, title in [("fedproto-off", "local training only"), ("fedproto", "**FedProto**"),
                         ("fedtgp", "**FedTGP**"), ("fedsa", "**FedSA**"),
                         ("fedsa-authors-settings", "FedSA, distance and λ1 of its authors' code")]:
-        cells = [title, accuracy(runs[name], best("classifier")), accuracy(runs[name], best("prototype")),
-                 number(FEDSA[name], 2) if name in FEDSA else "", "", ""]
+        cells = [title, accuracy(runs[name], best_of_both), number(FEDSA[name], 2) if name in FEDSA else ""]
         if name != "fedproto":
-            cells[4] = verdict(runs[name], runs["fedproto"], best_of_both)
-            cells[5] = number(FEDSA[name] - FEDSA["fedproto"]) if name in FEDSA else ""
-        rows.append(cells)
-    show("readme-personal", ["CIFAR-10", "our classifier", "our prototype", "paper", "our lead over FedProto",
-                             "paper's lead"], rows)
+            cells.append(verdict(runs[name], runs["fedproto"], best_of_both))
+        if name in ("fedtgp", "fedsa"):
+            published = FEDSA[name] - FEDSA["fedproto"]
+            cells += [number(published), reproduced(runs[name], runs["fedproto"], best_of_both, published)]
+        rows.append(cells + [""] * (6 - len(cells)))
+    show("readme-personal", ["CIFAR-10", "ours", "paper", "our lead over FedProto", "paper's lead", "reproduced?"], rows)
 
 
 def readme_global():
@@ -159,8 +151,7 @@ def readme_global():
     mean, rows = mean_of_domains(100), []
     for file, paper, one, base, published, title in [
             ("office-fedlsa", FEDLSA, "fedavg", None, "fedavg", "FedAvg, ten clients"),
-            ("office-fedlsa", FEDLSA, "fedavg-length-1", "fedavg", None,
-             "FedAvg, ten clients, L2-normalised features"),
+            ("office-fedlsa", FEDLSA, "fedavg-length-1", "fedavg", None, "the same with features of length 1"),
             ("office-fedlsa", FEDLSA, "fedlsa", "fedavg", "fedlsa", "**FedLSA**"),
             ("office-fedplcc", FEDPLCC, "fedavg-1-epoch-again", None, "fedavg",
              "FedAvg, four clients, one local epoch"),
@@ -169,10 +160,13 @@ def readme_global():
             ("office-fedplcc", FEDPLCC, "fedavg", None, "fedavg", "FedAvg, four clients, ten local epochs"),
             ("office-fedplcc", FEDPLCC, "fedplcc-letter", "fedavg", "fedplcc", "**FedPLCC**, ten local epochs")]:
         runs = read(file)
-        rows.append([title, accuracy(runs[one], mean), number(paper[published][4], 2) if published else "",
-                     verdict(runs[one], runs[base], mean) if base else "",
-                     number(lead(paper, published)) if base and published else ""])
-    show("readme-global", ["Office-Caltech", "ours", "paper", "our lead over FedAvg", "paper's lead"], rows)
+        cells = [title, accuracy(runs[one], mean), number(paper[published][4], 2) if published else "",
+                 verdict(runs[one], runs[base], mean) if base else ""]
+        if base and published:
+            cells += [number(lead(paper, published)), reproduced(runs[one], runs[base], mean, lead(paper, published))]
+        rows.append(cells + [""] * (6 - len(cells)))
+    show("readme-global", ["Office-Caltech", "ours", "paper", "our lead over FedAvg", "paper's lead", "reproduced?"],
+         rows)
 
 
 def lead(paper, method):
