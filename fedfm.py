@@ -15,8 +15,8 @@ One round (C_k classes at client k; D features, the paper's d; |w| parameters of
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
 (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in step 4.
 FedFM-Lite (Section VI) has no step 2, so a round needs one exchange instead of two: each participant sends the class
-means of its trained model after step 4, and the server averages these into the next round's anchors. Of every
-a rounds, step 1 is in the first and step 5 in the last.
+means of its trained model after step 4, and the server averages these into the next round's anchors. With
+--model-every a, models travel only in step 1 of the first and in step 5 of the last of every a rounds.
 
 On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
 Our main changes
@@ -84,11 +84,11 @@ SETTINGS = {
     "default": BASE,        # cifar10 among others
     "cinic10": dict(BASE, dominant_share=0.5),                        # from the authors' partition code
     # Table III's memory, 23,705 thousand floats, is that of a ResNet50 whose first convolution is 3x3 (7x7: 23,713).
-    # The authors' code has the same, and augments.
+    # The authors' code has this ResNet50 as well, and augments.
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
-    # not in the paper: the folder digits, other folders with domains, glyphs
-    "digits": dict(DOMAINS, images_per_class=30),
-    "domains": DOMAINS,
+    # our choices for data that the paper does not use
+    "digits": dict(DOMAINS, images_per_class=30),                     # FedLSA's digits
+    "domains": DOMAINS,                                               # other folders with domains
     "glyphs": dict(DOMAINS, images_per_class=20, rounds=10, local_epochs=5, checkpoint_every=0),
 }
 

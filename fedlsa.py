@@ -23,7 +23,8 @@ Our main changes
 Main gaps in the paper
   Shares   How much of its domain a client has. Ours are from the code of FPL and MarsFL; the share matters a lot.
   Average  How models are weighted. We use image counts; on digits a client with SVHN counts ten times one with USPS.
-  FedAvg   Whether its features are scaled to length 1 (--lam 0). Ours are not (--lam 0 --no-sphere).
+  FedAvg   Whether the FedAvg it compares with scales features to length 1. Ours does not: --lam 0 --no-sphere;
+           with scaled features: --lam 0.
 All deviations, equations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, about a minute
@@ -63,7 +64,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
 )
 # The paper tunes α (Eq. 5), λ (Eq. 10) and τ (Eqs. 4 and 8) over two values each, but does not say which data set uses
 # which. Our choice: the first of each on digits, the second on office and PACS.
-FIRST_VALUES = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)               # of the two that the paper lists for each
+FIRST_VALUES = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)               # the first of the paper's two for each
 SECOND_VALUES = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {  # by --dataset; image sizes: Table 1
     # domain fractions are not in the paper: digits, office from FPL's code, PACS from github.com/WenkeHuang/MarsFL
@@ -72,10 +73,9 @@ SETTINGS = {  # by --dataset; image sizes: Table 1
     # our choice, also on PACS: the ten clients take the domains in turn; office: amazon 3, caltech 3, dslr 2, webcam 2
     "office": dict(SECOND_VALUES, clients=10, domain_fraction=0.2, image_size=32),
     "pacs": dict(SECOND_VALUES, clients=10, domain_fraction=0.3, image_size=225),
-    # not from the paper: other folders with domains, other data sets, glyphs; a short run needs no checkpoint
-    "domains": SECOND_VALUES,
-    "default": dict(FIRST_VALUES, clients=10, partition="dirichlet", beta=0.5),
-    "glyphs": dict(SECOND_VALUES, images_per_class=20, rounds=12, batch_size=32, checkpoint_every=0),
+    "domains": SECOND_VALUES,                                           # other folders with domains: our choice
+    "default": dict(FIRST_VALUES, clients=10, partition="dirichlet", beta=0.5),  # any other data set: our choice
+    "glyphs": dict(SECOND_VALUES, images_per_class=20, rounds=12, batch_size=32, checkpoint_every=0),  # a short demo
 }
 
 
@@ -94,13 +94,13 @@ def main(args):
     # client_nets: one copy of net for each participant
     clients, client_nets, tests = make_federation(data, net, args)
     C, D, net_size = len(data.class_names), args.feature_dim, model_size(net)
-    use_anchors = args.lam > 0                                        # --lam 0: FedAvg, on the sphere or not
+    use_anchors = args.lam > 0                                        # --lam 0: FedAvg
     with seeded(args.seed, "server"):
         anchor_net = AnchorNet(C, I, D).to(args.device)
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D), trained in every round; needed here only if a resumed run has no round left
+    # (C, D), replaced in every round; this value is used only if a resumed run has already finished
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -195,8 +195,8 @@ def server_update(anchor_net, classifier, args):
     """Train the anchors with the frozen global classifier (Eq. 5) -> the trained anchors A (C, D), and the loss of the
     last step. Each round starts with a new optimiser.
 
-    We take the paper's E_s epochs as steps on all C anchors, because the server has no images. Learning rate, momentum
-    and weight decay are the clients'."""
+    An epoch of the paper's E_s is one step on all C anchors, as in Algorithm 1. Learning rate, momentum and weight
+    decay are the clients'."""
     classifier = copy.deepcopy(classifier).requires_grad_(False)      # a copy, so that net itself stays trainable
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
@@ -233,7 +233,7 @@ class SphereNet(Net):
     length 1."""
 
     def features(self, x):
-        return F.normalize(super().features(x), dim=1)                # (B, D): projector(encoder(x)), here scaled
+        return F.normalize(super().features(x), dim=1)                # (B, D), from projector(encoder(x))
 
 
 def build_sphere_net(data, args):
@@ -243,7 +243,7 @@ def build_sphere_net(data, args):
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # only a seed; changing it changes all results
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # the name is kept so that results stay the same
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)
@@ -254,7 +254,7 @@ def build_sphere_net(data, args):
 
 def build_encoder(data, args):
     """The feature extractor of --model, alone, and how many values it gives for an image."""
-    name, _ = architecture(args.model, 0)                             # one for all; make_federation refuses groups
+    name, _ = architecture(args.model, 0)                             # all clients have the same network
     pixels = data.x.shape[-1]
     encoder = build_extractor(name, pixels, args.small_stem)
     encoder.eval()                                                    # in train mode BatchNorm fails on one image
@@ -267,7 +267,7 @@ def build_encoder(data, args):
 
 def add_flags(group):
     group.add_argument("--lam", type=not_negative,
-                       help="λ in Eq. 10, weight of the client's second term; 0: no anchors, FedAvg on the sphere")
+                       help="λ in Eq. 10, weight of the client's second term; 0: FedAvg, with features of length 1")
     group.add_argument("--alpha", type=not_negative, help="α in Eq. 5, weight of the anchors' separation")
     group.add_argument("--tau", type=positive, help="τ in Eqs. 4 and 8, the temperature")
     group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")

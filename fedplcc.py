@@ -1,18 +1,18 @@
 """FedPLCC (Federated Prototype Learning with Convergent Clusters), from
 "An Enhanced Federated Prototype Learning Method under Domain Shift". Kuang, Guo, Liang, Zhang. arXiv 2024.
 
-A class has several prototypes, because its images differ, above all between domains. As in the earlier FedPLVM,
-clients cluster their features of each class, and the server clusters these clusters' means. Both use FINCH: it links
-each vector to its nearest neighbour, and connected vectors form a cluster; then it does the same with the clusters'
-means, and so on. FedPLCC weights a prototype by the share of its class's images that it stands for, so outliers count
-little. And L_corr (Eq. 8) pulls a feature toward only a share φ of its class's prototypes, those with the largest
-similarity · weight.
+Clients with images from different domains train one model. A prototype is a mean feature vector, and each class has
+several, because its features differ between domains. As in the earlier FedPLVM, clients cluster their features of each
+class, and the server clusters these clusters' means. Both use FINCH: it links each vector to its nearest neighbour, and
+connected vectors form a cluster; then it does the same with the clusters' means, and so on. FedPLCC weights a prototype
+by the share of its class's images that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature
+toward only a share φ of its class's prototypes, those with the largest similarity · weight.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and, from round 2 on, prototypes with their weights.   |w| + G · (D + 1) floats to each
   2. Each participant trains for E epochs on cross-entropy (Eq. 5)
      + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's prototypes
-     + λ2 · L_corr (Eq. 8): minus the sum of the largest products similarity · weight, so the loss can be negative.
+     + λ2 · L_corr (Eq. 8): minus the sum of similarity · weight over these prototypes, so the loss can be negative.
   3. The participant clusters its features of each class (Eq. 9) and sends model, clusters' means and sizes.
                                                                                        |w| + J · (D + 1) floats
   4. The server averages the models, weighted by the clients' numbers of images. It clusters each class's means into
@@ -23,9 +23,10 @@ On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, �
 Our main changes
   Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch.
 Main gaps in the paper
-  FINCH  Which of its passes counts. We keep the last with at least two clusters, or the first if none has. In a mean
-         each vector counts once, however many images it stands for.
-  E, τ   E = 10 is epochs in one place and iterations in another, τ is 0.07 or 0.55. We use ten epochs and 0.07.
+  FINCH  Which of its passes counts. We keep the last with at least two clusters, or the first if none has. The server
+         averages the clients' means in a cluster without weights (--weighted-means: weighted by numbers of images).
+  E, τ   E = 10 is epochs in one place and iterations in another, τ is 0.07 or 0.55. On the paper's data we use ten
+         epochs and 0.07.
 All deviations, equations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
     python fedplcc.py                                            built-in glyphs in four domains, about a minute
@@ -52,7 +53,7 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     images_per_class=30,    # the paper: about 300 images per client, so 30 of each of ten classes
     image_size=64,          # not in the paper
     model="resnet10",
-    small_stem=False,       # not in the paper: torchvision's 7x7 convolution and max-pooling
+    small_stem=False,       # not in the paper: False is torchvision's 7x7 convolution and max-pooling
     feature_dim=512,
     rounds=50,              # T
     local_epochs=10,        # E: epochs in Table I and Algorithm 1, iterations in Section IV
@@ -60,7 +61,7 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,
-    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet, our default elsewhere
+    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet; ours for data that it does not use
     lam_corr=None,          # λ2: main makes it 10 λ1
     phi=0.5,                # φ, Eq. 8
     tau=0.07,               # τ, Eq. 6; Section IV-B2 calls 0.55 optimal
@@ -70,9 +71,9 @@ SETTINGS = {
     "digit5": dict(BASE, lam_contra=100.0),
     "office": dict(BASE, rounds=100, lam_contra=20.0),
     "domainnet": dict(BASE, images_per_class=40),
-    # not from the paper: the folder digits of FedLSA's paper, other folders with domains, other data sets, glyphs
-    "digits": dict(BASE, image_size=32, lam_contra=100.0),
-    "domains": dict(BASE, images_per_class=None, image_size=None),
+    # our choices for data that the paper does not use
+    "digits": dict(BASE, image_size=32, lam_contra=100.0),                          # FedLSA's digits
+    "domains": dict(BASE, images_per_class=None, image_size=None),                  # other folders with domains
     "default": dict(BASE, images_per_class=None, image_size=None, clients=10, partition="dirichlet", beta=0.5),
     "glyphs": dict(BASE, images_per_class=20, image_size=32, rounds=8, local_epochs=5, checkpoint_every=0),
 }
@@ -80,7 +81,7 @@ SETTINGS = {
 
 # --- the rounds -------------------------------------------------------------------------------------
 
-class Clusters(NamedTuple):
+class Clusters(NamedTuple):  # a client's local prototypes, or those of several clients together
     vectors: torch.Tensor  # (J, D) means of clusters, of all classes
     labels: torch.Tensor   # (J,) the class of each
     sizes: torch.Tensor    # (J,) how many images are in each; the paper calls them weights, W_local and W_global
@@ -109,7 +110,7 @@ def main(args):
     fedavg = args.lam_contra == 0 and args.lam_corr == 0              # then there are no prototypes
 
     run = Run(args, modules=[net])                                    # modules: the models to checkpoint
-    prototypes = Prototypes(*run.resume(no_prototypes(D, args.device)))  # with --resume: from the checkpoint
+    prototypes = Prototypes(*run.resume(no_prototypes(D, args.device)))  # none; with --resume: the checkpoint's
 
     for t in run.rounds():
         chosen = participants(clients, t, args)

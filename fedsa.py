@@ -15,7 +15,8 @@ One round (C classes, C_i of them at client i; D features):
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
 Every client then classifies its held-out 25 % by nearest anchor and by its classifier.
 
-On glyphs (digits that the program draws): 20 clients, small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
+On glyphs (digits that the program draws): 20 clients, small CNNs, 30 % of the images, 10 rounds, 3 epochs,
+momentum 0.9.
 Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but gives no loss for it.
   Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here,
