@@ -15,8 +15,10 @@ Part I is enough to understand a method's rounds. What `main` needs to know of R
         run.checkpoint(t, state)     comes after report, because it saves the log as well
 
 If you add a trainable parameter, put it into each client.net before Run or, with one global model, into that model
-before make_federation. Then checkpoints contain it. `load_dataset` and `make_clients`, in Part II, give main the
-images and the clients.
+before make_federation. Then checkpoints contain it.
+
+What else `main` calls is in Part II: `load_dataset` gives it the images and `make_clients` the clients. With one global
+model, `make_federation` gives it the clients, one copy of the model per participant, and the server's test images.
 
 Shapes: n or N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
 """
