@@ -53,7 +53,7 @@ def test_text_has_only_numbers_of_the_tables(tables):
 
 
 def test_verdicts():
-    """Three seeds: the 95 % t-interval decides, not the rounded bounds. Fewer: no verdict."""
+    """The 95 % t-interval decides, not its rounded bounds."""
     verdict = runpy.run_path(TABLES)["verdict"]
     base = {seed: 10 for seed in (0, 1, 2)}
 
@@ -64,14 +64,13 @@ def test_verdicts():
     assert of(-1, -2, -3) == "−2.0 (−4.5 to 0.5) inconclusive"
     assert of(1.5, 2.5, 3.5) == "2.5 (0.0 to 5.0) ahead"
     assert of(-1.5, -2.5, -3.5) == "−2.5 (−5.0 to −0.0) behind"
-    assert of(2, 3) == "2.0 and 3.0 (2 seeds)"
 
 
 @pytest.mark.parametrize("published, ours, want", [
     (2, (1.5, 2.5, 3.5), "yes"),       # 2.5 (0.02 to 4.98)
     (6, (1.5, 2.5, 3.5), "smaller"),
     (6, (1, 2, 3), "no"),              # 2.0 (−0.5 to 4.5)
-    (2, (1, 2, 3), "open"),
+    (2, (1, 2, 3), "undecided"),
     (6, (-1.5, -2.5, -3.5), "no"),
     (0.01, (1.5, 2.5, 3.5), "larger"),
 ])

@@ -79,14 +79,18 @@ def accuracy(run, function):
     return f"{number(np.mean(numbers))} ± {number(np.std(numbers, ddof=1))}{seeds}"
 
 
-def verdict(run, base, function):
-    """The differences: with three seeds their mean, its 95 % t-interval and what follows from it."""
+def difference(run, base, function):
+    """The mean of three seeds' differences, with its 95 % t-interval."""
     differences = by_seed(run, base, function)
-    if len(differences) < 3:
-        return " and ".join(map(number, differences)) + (" (one seed)" if len(differences) == 1 else " (2 seeds)")
     low, high = interval(differences)
+    return f"{number(np.mean(differences))} ({number(low)} to {number(high)})"
+
+
+def verdict(run, base, function):
+    """The difference and what follows from its interval."""
+    low, high = interval(by_seed(run, base, function))
     word = "ahead" if low > 0 else "behind" if high < 0 else "inconclusive"
-    return f"{number(np.mean(differences))} ({number(low)} to {number(high)}) {word}"
+    return f"{difference(run, base, function)} {word}"
 
 
 def by_seed(run, base, function):
@@ -104,7 +108,7 @@ def reproduced(run, base, function, published):
     """Is the published lead in the interval of ours?"""
     low, high = interval(by_seed(run, base, function))
     if low <= published <= high:
-        return "yes" if low > 0 else "open"
+        return "yes" if low > 0 else "undecided"
     if low <= 0:
         return "no"
     return "larger" if low > published else "smaller"
@@ -135,10 +139,10 @@ def readme_personal():
     rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", ""]]
     for name, title in [("fedproto-off", "local training only"), ("fedproto", "**FedProto**"),
                         ("fedtgp", "**FedTGP**"), ("fedsa", "**FedSA**"),
-                        ("fedsa-authors-settings", "FedSA, distance and λ1 of its authors' code")]:
+                        ("fedsa-authors-settings", "FedSA, its code's distance and λ1")]:
         cells = [title, accuracy(runs[name], best_of_both), number(FEDSA[name], 2) if name in FEDSA else ""]
         if name != "fedproto":
-            cells.append(verdict(runs[name], runs["fedproto"], best_of_both))
+            cells.append(difference(runs[name], runs["fedproto"], best_of_both))
         if name.startswith(("fedtgp", "fedsa")):
             published = FEDSA[name.split("-")[0]] - FEDSA["fedproto"]
             cells += [number(published), reproduced(runs[name], runs["fedproto"], best_of_both, published)]
@@ -161,7 +165,7 @@ def readme_global():
             ("office-fedplcc", FEDPLCC, "fedplcc-letter", "fedavg", "fedplcc", "**FedPLCC**, ten local epochs")]:
         runs = read(file)
         cells = [title, accuracy(runs[one], mean), number(paper[published][4], 2) if published else "",
-                 verdict(runs[one], runs[base], mean) if base else ""]
+                 difference(runs[one], runs[base], mean) if base else ""]
         if base and published:
             cells += [number(lead(paper, published)), reproduced(runs[one], runs[base], mean, lead(paper, published))]
         rows.append(cells + [""] * (6 - len(cells)))
@@ -369,7 +373,7 @@ def draw():
                 ("fedproto", "FedProto", "C0"),
                 ("fedtgp", "FedTGP", "C2"),
                 ("fedsa", "FedSA", "C3"),
-                ("fedsa-authors-settings", "FedSA, distance and λ1 of its authors' code", "C1")]:
+                ("fedsa-authors-settings", "FedSA, its code's distance and λ1", "C1")]:
             tested = sorted(runs[name][0])
             means = [np.mean([rounds[t][column] for rounds in runs[name].values()]) for t in tested]
             axis.plot(tested, means, color=colour, label=label)
