@@ -17,9 +17,10 @@ Every client then classifies its held-out 25 % by nearest new prototype (as in F
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
-  Eq. 4      Distances are per image, not per class mean. So scatter within a class counts; large classes weigh more.
+  Eq. 4      Distances are per image, not per class mean. This also penalises scatter within a class, and a class
+             weighs in proportion to its images.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
-             factor 1/|𝒩_c|, which would shrink the prototype.
+             factor 1/|𝒩_c|, because the weights already sum to 1.
   Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
 Main gaps in the paper
   Initial weights  Not given; clients with the same extractor start with the same weights.

@@ -17,13 +17,14 @@ Every client then classifies its held-out 25 % by nearest global prototype (the 
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
-  Eq. 11     Distances are per image, not per class mean. So scatter within a class counts; large classes weigh more.
-  Eq. 10     The server's loss is a mean over client prototypes, not their sum.
+  Eq. 11     Distances are per image, not per class mean. This also penalises scatter within a class, and a class
+             weighs in proportion to its images.
+  Eq. 10     The paper sums the server's loss over all client prototypes. Ours takes a step on each batch's mean loss.
   Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN; the paper's eight: --model htfe8.
 Main gaps in the paper
-  Margin           Eq. 9, which we use, is the largest distance between two class centres. Fig. 1's caption measures
-                   a class's distance to its nearest other class.
+  Margin           Eq. 9, which we use, is the largest distance between two class centres. Fig. 1's caption and the
+                   authors' code measure a class's distance to its nearest other class (--margin-rule nearest).
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Server           Optimiser, batch size and F's hidden width are not given; ours are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
@@ -52,7 +53,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     partition="dirichlet",  # paragraph "Statistical heterogeneity", the practical setting
     beta=0.1,               # β, same paragraph
     model="cnn4",           # FedSA's Table 1; this paper's main tables: htfe8, eight architectures
-    feature_dim=512,        # D; the paper writes K, under "Model heterogeneity"
+    feature_dim=512,        # D; the paper writes K, under "Model heterogeneity" (its D is an image's size)
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
@@ -207,7 +208,7 @@ def class_centres(client_prototypes, owned):
 def adaptive_margin(centres, tau):
     """Eq. 9: δ, the largest distance between two class centres, capped at τ. centres Q (U, D) of U uploaded classes
     -> scalar, 0 for a single class."""
-    return distances(centres, centres).max().clamp(max=tau)           # the diagonal, 0, is never the largest
+    return distances(centres, centres).max().clamp(max=tau)           # the diagonal is 0
 
 
 def largest_nearest_distance(centres, tau):
