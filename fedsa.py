@@ -1,9 +1,9 @@
 """FedSA: A Unified Representation Learning via Semantic Anchors for Prototype-based Federated Learning.
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
-Clients with skewed data send skewed class means, and the averages of these are skewed as well. FedSA replaces the
-averages with semantic anchors: one random vector per class, put through an embedding layer. The server moves them only
-slightly toward the clients' class means, and they guide the clients' features and classifiers.
+Clients with skewed data send skewed class means, whose averages are skewed as well and lie close together. FedSA guides
+clients with semantic anchors instead: one random vector per class, put through an embedding layer. The averages only
+nudge the anchors. Clients pull their features toward them and train their classifiers on them as well.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
@@ -15,12 +15,12 @@ One round (C classes, C_i of them at client i; D features):
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
 Every client then classifies its held-out 25 % by nearest anchor and by its classifier.
 
-On glyphs (digits that the program draws): 20 clients, small CNNs, 30 % of the images, 10 rounds, 3 epochs,
-momentum 0.9.
+On glyphs (digits that the program draws): 20 clients, eight small CNNs (so λ2 = 1), 30 % of the images, 10 rounds,
+3 epochs, momentum 0.9.
 Our main changes
-  Embedding  Ours is applied once, untrained; the paper calls it trainable but gives no loss for it.
-  Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum in the paper, a mean here,
-             which pulls less at clients with several classes.
+  Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how.
+  Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum over classes in the paper
+             and a mean over images here, which pulls less if a client has several classes.
   Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
 Main gaps in the paper
   Initial weights  Not given; clients with the same extractor start with the same weights.
