@@ -186,8 +186,8 @@ def cross_device():
         cells = [command, accuracy(runs[name], best("classifier")), accuracy(runs[name], best("prototype")),
                  number(FEDSA[name], 2) if name in FEDSA else "",
                  verdict(runs[name], runs["fedproto"], best_of_both) if name != "fedproto" else ""]
-        if name in ("fedtgp", "fedsa"):
-            published = FEDSA[name] - FEDSA["fedproto"]
+        if name.startswith(("fedtgp", "fedsa")):
+            published = FEDSA[name.split("-")[0]] - FEDSA["fedproto"]
             cells += [number(published), reproduced(runs[name], runs["fedproto"], best_of_both, published)]
         rows.append(cells + [""] * (7 - len(cells)))
     show("cross-device", ["command", "classifier, best round", "prototype, best round", "paper",
