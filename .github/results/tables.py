@@ -101,6 +101,7 @@ def by_seed(run, base, function):
 
 def interval(differences):
     """The 95 % t-interval of three differences."""
+    assert len(differences) == 3, "T_QUANTILE is that of three seeds"
     half = T_QUANTILE * np.std(differences, ddof=1) / np.sqrt(3)
     return np.mean(differences) - half, np.mean(differences) + half
 
@@ -148,7 +149,8 @@ def readme_personal():
             published = FEDSA[name.split("-")[0]] - FEDSA["fedproto"]
             cells += [number(published), reproduced(runs[name], runs["fedproto"], best_of_both, published)]
         rows.append(cells + [""] * (6 - len(cells)))
-    show("readme-personal", ["CIFAR-10", "ours", "FedSA's paper", "our lead over FedProto", "paper's lead", "reproduced?"], rows)
+    show("readme-personal", ["CIFAR-10", "ours", "FedSA's paper", "our lead over FedProto", "paper's lead",
+                             "reproduced?"], rows)
 
 
 def readme_global():
@@ -156,7 +158,8 @@ def readme_global():
     mean, rows = mean_of_domains(100), []
     for file, paper, one, base, published, title in [
             ("office-fedlsa", FEDLSA, "fedavg", None, "fedavg", "FedAvg, ten clients"),
-            ("office-fedlsa", FEDLSA, "fedavg-length-1", "fedavg", None, "FedAvg, ten clients, features scaled to length 1"),
+            ("office-fedlsa", FEDLSA, "fedavg-length-1", "fedavg", None,
+             "FedAvg, ten clients, features scaled to length 1"),
             ("office-fedlsa", FEDLSA, "fedlsa", "fedavg", "fedlsa", "**FedLSA**"),
             ("office-fedplcc", FEDPLCC, "fedavg-1-epoch", None, "fedavg",
              "FedAvg, four clients, one local epoch"),
@@ -204,8 +207,8 @@ def early_and_late():
         for function in in_round("prototype", 100), mean_of("prototype", 820, 1000), in_round("classifier", 1000):
             cells.append(verdict(runs[name], runs["fedproto"], function) if name != "fedproto" else "")
         rows.append(cells)
-    head = ["command", "prototype, round 100", "prototype lead over FedProto, round 100", "prototype lead, rounds 820 to 1000",
-            "classifier lead, round 1000"]
+    head = ["command", "prototype, round 100", "prototype lead over FedProto, round 100",
+            "prototype lead, rounds 820 to 1000", "classifier lead, round 1000"]
     show("early-and-late", head, rows)
 
 
@@ -260,8 +263,8 @@ def ablations():
         rows.append([command, accuracy(runs[name], mean), number(FEDLSA[paper][4], 2),
                      verdict(runs["fedlsa"], runs[name], mean), number(published),
                      reproduced(runs["fedlsa"], runs[name], mean, published)])
-    show("ablations", ["command", "mean of four domains", "paper", "FedLSA's lead over it", "paper's lead", "reproduced?"],
-         rows)
+    show("ablations", ["command", "mean of four domains", "paper", "FedLSA's lead over it", "paper's lead",
+                       "reproduced?"], rows)
 
 
 def sphere():
