@@ -6,13 +6,14 @@ several, because its features differ between domains. As in the earlier FedPLVM,
 class, and the server clusters these clusters' means. Both use FINCH: it links each vector to its nearest neighbour, and
 connected vectors form a cluster; then it does the same with the clusters' means, and so on. FedPLCC weights a prototype
 by the share of its class's images that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature
-toward only a share φ of its class's prototypes, those with the largest similarity · weight.
+toward only a share φ of its class's prototypes, those with the largest similarity · weight: the others may come from
+other domains.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and, from round 2 on, prototypes with their weights.   |w| + G · (D + 1) floats to each
   2. Each participant trains for E epochs on cross-entropy (Eq. 5)
-     + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's prototypes
-     + λ2 · L_corr (Eq. 8): minus the sum of similarity · weight over these prototypes, so the loss can be negative.
+     + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's weighted prototypes
+     + λ2 · L_corr (Eq. 8): minus the sum of similarity · weight over that share, so the loss can be negative.
   3. The participant clusters its features of each class (Eq. 9) and sends model, clusters' means and sizes.
                                                                                        |w| + J · (D + 1) floats
   4. The server averages the models, weighted by the clients' numbers of images. It clusters each class's means into
@@ -25,8 +26,8 @@ Our main changes
 Main gaps in the paper
   FINCH  Which of its passes counts. We keep the last with at least two clusters, or the first if none has. The server
          averages the clients' means in a cluster without weights (--weighted-means: weighted by numbers of images).
-  E, τ   E = 10 is epochs in one place and iterations in another, τ is 0.07 or 0.55. On the paper's data we use ten
-         epochs and 0.07.
+  E, τ   E counts epochs in Algorithm 1, but Section IV has E = 10 iterations. τ is 0.07 or 0.55. We use ten epochs
+         (glyphs: five) and 0.07.
 All deviations, equations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
     python fedplcc.py                                            built-in glyphs in four domains, about a minute
@@ -61,7 +62,7 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     lr=0.01,
     momentum=0.9,
     weight_decay=1e-5,
-    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet; ours for data that it does not use
+    lam_contra=1.0,         # λ1, Eq. 4: the paper's for DomainNet
     lam_corr=None,          # λ2: main makes it 10 λ1
     phi=0.5,                # φ, Eq. 8
     tau=0.07,               # τ, Eq. 6; Section IV-B2 calls 0.55 optimal
@@ -81,7 +82,7 @@ SETTINGS = {
 
 # --- the rounds -------------------------------------------------------------------------------------
 
-class Clusters(NamedTuple):  # a client's local prototypes, or those of several clients together
+class Clusters(NamedTuple):  # a client's local prototypes, or the server's before Eq. 11
     vectors: torch.Tensor  # (J, D) means of clusters, of all classes
     labels: torch.Tensor   # (J,) the class of each
     sizes: torch.Tensor    # (J,) how many images are in each; the paper calls them weights, W_local and W_global
@@ -95,7 +96,7 @@ class Prototypes(NamedTuple):
 
 class Upload(NamedTuple):
     model: dict            # the trained model's state_dict
-    clusters: Clusters     # of its features; None with FedAvg
+    clusters: Clusters     # of the client's features; None with FedAvg
     loss: torch.Tensor     # mean over the client's batches; not sent, only logged
 
 
@@ -110,7 +111,8 @@ def main(args):
     fedavg = args.lam_contra == 0 and args.lam_corr == 0              # then there are no prototypes
 
     run = Run(args, modules=[net])                                    # modules: the models to checkpoint
-    prototypes = Prototypes(*run.resume(no_prototypes(D, args.device)))  # none; with --resume: the checkpoint's
+    prototypes = no_prototypes(D, args.device)
+    prototypes = Prototypes(*run.resume(prototypes))                  # only --resume changes them: to the checkpoint's
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -196,11 +198,11 @@ def similarity(z, vectors, alpha):
 
 
 def contrast(s, same_class, weights, tau):
-    """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s/τ) W_g / Σ_g exp(s/τ) W_g ).
+    """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s_α/τ) W_g / Σ_g exp(s_α/τ) W_g ).
 
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,); meaningless for a sample whose class has no prototype,
     so the caller leaves it out."""
-    logits = s / tau + weights.log()                                  # exp(logits) = exp(s/τ) W_g
+    logits = s / tau + weights.log()                                  # exp(logits) = exp(s_α/τ) W_g
     # -1e9, not -inf: without a prototype the loss would be infinite, and inf · 0 is nan in the caller's mean
     own_logits = logits.masked_fill(~same_class, -1e9)
     return logits.logsumexp(1) - own_logits.logsumexp(1)
@@ -259,13 +261,13 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
     # CPU: connected_components is a Python loop
     device = vectors.device
     vectors, labels, sizes = vectors.cpu().double(), labels.cpu(), sizes.cpu().double()
-    repeats = sizes if weighted_means else torch.ones_like(sizes)     # how often each vector counts in a mean
+    mean_weights = sizes if weighted_means else torch.ones_like(sizes)  # how often each vector counts in a mean
 
     all_means, all_labels, all_sizes = [], [], []
     for c in labels.unique():
         of_class = labels == c
-        cluster = finch(vectors[of_class], repeats[of_class])
-        means = cluster_means(vectors[of_class], cluster, repeats[of_class])
+        cluster = finch(vectors[of_class], mean_weights[of_class])
+        means = cluster_means(vectors[of_class], cluster, mean_weights[of_class])
         all_means.append(means)
         all_labels.append(c.repeat(len(means)))                       # class c, once per cluster
         all_sizes.append(torch.bincount(cluster, weights=sizes[of_class]))
@@ -273,30 +275,31 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
                     torch.cat(all_sizes).float().to(device))
 
 
-def finch(vectors, repeats):
+def finch(vectors, mean_weights):
     """Cluster the vectors, then the clusters' means, and so on. The last pass with at least two clusters counts, or the
     first if none has.
 
-    vectors (N, D), repeats (N,) as in cluster_means, all 1 in plain FINCH -> cluster numbers (N,) from 0."""
+    vectors (N, D), mean_weights (N,) as in cluster_means, all 1 in plain FINCH -> cluster numbers (N,) from 0."""
     cluster = first_neighbour_clusters(vectors)
     while True:
-        means = cluster_means(vectors, cluster, repeats)
+        means = cluster_means(vectors, cluster, mean_weights)
         coarser = first_neighbour_clusters(means)[cluster]            # each vector follows its cluster
         if coarser.max() == 0:                                        # all vectors in one cluster
             return cluster
         cluster = coarser
 
 
-def cluster_means(vectors, cluster, repeats):
-    """Mean vector of each cluster. vectors (N, D), cluster (N,): each vector's cluster, repeats (N,): how often each
-    vector counts -> (J, D)."""
+def cluster_means(vectors, cluster, mean_weights):
+    """Mean vector of each cluster. vectors (N, D), cluster (N,): each vector's cluster, mean_weights (N,): how often
+    each vector counts -> (J, D)."""
     member = F.one_hot(cluster).to(vectors.dtype)                     # (N, J)
-    total = member.T @ repeats                                        # (J,)
-    return member.T @ (vectors * repeats[:, None]) / total[:, None]
+    total = member.T @ mean_weights                                   # (J,)
+    return member.T @ (vectors * mean_weights[:, None]) / total[:, None]
 
 
 def first_neighbour_clusters(vectors):
-    """Link each vector to its nearest other one by cosine. Connected vectors form a cluster; a lone vector is its own.
+    """Link each vector to its nearest other one by cosine. Connected vectors form a cluster;
+    a single vector is one by itself.
 
     vectors (N, D) -> cluster numbers (N,) from 0."""
     unit = F.normalize(vectors, dim=1)

@@ -13,7 +13,7 @@ One round (C classes, C_i of them at client i; D features):
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), into the next global prototypes. A class that nobody
      sent keeps its prototype.
-Every client then classifies its held-out 25 % by nearest new prototype (as in FedTGP) and by its classifier.
+Every client then classifies its held-out 25 % by nearest new prototype (FedProto's own Eq. 4) and by its classifier.
 
 On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
 Our main changes
@@ -23,7 +23,7 @@ Our main changes
              factor 1/|𝒩_c|, because the weights already sum to 1.
   Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
 Main gaps in the paper
-  Initial weights  Not given; clients with the same extractor start with the same weights.
+  Initial weights  Not given by FedTGP; clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, about a minute
