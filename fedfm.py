@@ -5,7 +5,7 @@ Clients with different data learn different feature spaces, so their averaged mo
 clients the same anchors, the mean feature vector of each class. Each client pulls a feature toward the anchor of its
 class and away from the others.
 
-One round (C_k classes at client k; D features, the paper's d; |w| parameters of the model):
+One round (C_k classes at client k; D features; |w| parameters of the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats from each
   3. The server averages them, weighted by the counts (Eq. 9), and sends the anchors.  D floats per anchor to each
@@ -22,7 +22,8 @@ On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation),
 Our main changes
   Anchors    are scaled to length 1 for matching, as in the authors' code; Section VII-A scales features only.
 Main gaps in the paper
-  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better (data with domains: T_s = 0).
+  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. On data with domains T_s is 0,
+             our choice.
   BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our short runs on CIFAR-10 with
              λ = 50 these averages do not fit the averaged model, and accuracy drops to chance when matching begins;
              with λ = 5 it recovers.
@@ -120,8 +121,8 @@ def main(args):
     anchors = Anchors(*run.resume(no_anchors(C, D, args.device)))     # none yet; with --resume the saved ones
 
     for t in run.rounds():
-        # Participants are drawn once for --model-every rounds, FedFM-Lite's a: they get the model in the first of these
-        # rounds and send theirs in the last. With a = 5, first is 6 for t = 6 to 10. FedFM has a = 1, so first is t.
+        # With --model-every a (FedFM-Lite) the same participants serve a rounds: they get the model in the first and
+        # send theirs in the last. With a = 5, first is 6 for t = 6 to 10. FedFM has a = 1, so first is t.
         first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
         up = down = 0                                                 # floats sent in this round
@@ -141,7 +142,8 @@ def main(args):
             down += len(chosen) * anchors.has_anchor.sum() * D
 
         anchors_sent = anchors if matching else None
-        # like [client_update(client, anchors_sent, t, args) for client in chosen], in parallel on a CPU
+        # trains each client.net; like [client_update(client, anchors_sent, t, args) for client in chosen], but in
+        # parallel on a CPU
         uploads = for_each_client(client_update, chosen, anchors_sent, t, args)
         if t % args.model_every == 0:
             models = [upload.model for upload in uploads]
@@ -262,8 +264,8 @@ def proximal(net, start):
 def new_anchors(local_means, counts, anchors, aggregate):
     """Eq. 9 over the participants. A class that none of them has keeps its anchor.
 
-    aggregate "uniform": the plain mean of Section VII-D.1. There a participant that lacks a class sends that
-    class's old anchor, if there is one.
+    aggregate "uniform": the plain mean of Section VII-D.1. For a participant that lacks a class, that class's old
+    anchor counts, if there is one.
     local_means (m, C, D), counts (m, C) -> Anchors."""
     if aggregate == "uniform":
         owned = counts > 0                                            # (m, C)
@@ -311,7 +313,8 @@ def check(args):
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 2, weight of the matching; 0: FedAvg")
     group.add_argument("--match", choices=["cg", "l2"],
-                       help="cg: contrastive guiding; l2: squared distance, Eq. 3 (λ 0.0977 is the authors' 50)")
+                       help="cg: contrastive guiding; l2: squared distance, Eq. 3 "
+                            "(with D = 512, λ = 0.0977 is the authors' 50)")
     group.add_argument("--temperature", type=positive, help="α of contrastive guiding")
     group.add_argument("--warmup", type=at_least(0), help="T_s, rounds of FedAvg before matching begins")
     group.add_argument("--aggregate", choices=["weighted", "uniform"],
