@@ -2,9 +2,9 @@
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022.
 Equations, settings and tables below are those of FedTGP (AAAI 2024), which restates FedProto, unless marked.
 
-Every client keeps its own model, of any architecture. For each of its classes it sends one vector, the prototype: the
-mean feature of its images of that class. The server averages these into one global prototype per class, and clients
-pull their features toward it.
+Every client keeps its own model, of any architecture with D features. For each of its classes it sends one vector, the
+prototype: the mean feature of its images of that class. The server averages these into one global prototype per class,
+and clients pull their features toward it.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 it has none.                   D floats per class to each

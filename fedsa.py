@@ -1,9 +1,10 @@
 """FedSA: A Unified Representation Learning via Semantic Anchors for Prototype-based Federated Learning.
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
-Clients with skewed data send skewed class means, whose averages are skewed as well and lie close together. FedSA guides
-clients with semantic anchors instead: one random vector per class, put through an embedding layer. The averages only
-nudge the anchors. Clients pull their features toward them and train their classifiers on them as well.
+Every client keeps its own model and sends only class means. Skewed data and different architectures skew these, so
+their averages are skewed as well and lie close together. FedSA guides clients with semantic anchors instead: one random
+vector per class, put through an embedding layer. The averages only nudge the anchors. Clients pull their features
+toward them and train their classifiers on them as well.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
@@ -18,10 +19,11 @@ Every client then classifies its held-out 25 % by nearest anchor and by its clas
 On glyphs (digits that the program draws): 20 clients, eight small CNNs (so λ2 = 1), 30 % of the images, 10 rounds,
 3 epochs, momentum 0.9.
 Our main changes
-  Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how.
+  Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how it is trained.
   Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum over classes in the paper
              and a mean over images here, which pulls less if a client has several classes.
-  Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
+  Eq. 3      We leave out the factor 1/|𝒩_c|, because the weights already sum to 1.
+  Partition  Dirichlet, but a client that already holds its equal share of all images gets nothing more.
 Main gaps in the paper
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Prediction       By nearest anchor or by classifier? We report both.
@@ -51,7 +53,7 @@ BASE = dict(                # the paper's "Implementation details", unless a com
     partition="dirichlet",  # paragraph "Statistical heterogeneity"
     beta=0.1,               # β, same paragraph
     model="cnn4",           # same paragraph
-    feature_dim=512,        # D; the paper's K; given for several architectures only
+    feature_dim=512,        # D; the paper gives 512 for several architectures only
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B
@@ -68,7 +70,7 @@ BASE = dict(                # the paper's "Implementation details", unless a com
 )
 SETTINGS = {  # by --dataset
     "default": BASE,                                                  # every data set not named below
-    # not from the paper; a short run needs no checkpoint
+    # our changes for a short run, which needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
@@ -87,7 +89,7 @@ def main(args):
     clients = make_clients(data, args)
     C, D = len(data.class_names), args.feature_dim
     if args.lam_mcl is None:
-        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2; GROUPS: models of several architectures
+        args.lam_mcl = 1.0 if args.model in GROUPS else 0.01          # λ2; GROUPS: names for several architectures
 
     with seeded(args.seed, "anchors"):
         anchors = make_anchors(C, D, args.projection).to(args.device)
@@ -156,16 +158,16 @@ def local_loss(net, x, y, anchors, margin, args):
     return cross_entropy + args.lam_r * l_r + args.lam_mcl * l_mcl + args.lam_cc * l_cc
 
 
-def regularization(z, y, anchors, kind):
+def regularization(z, y, anchors, distance):
     """L_R, Eq. 5: the distance d between a sample's features and the anchor of its class, averaged over the batch. The
     paper sums d over the client's class means.
 
-    kind "euclidean"  the length of the difference, as in the paper
-         "mse"        its square divided by D
+    distance "euclidean"  the length of the difference, as in the paper
+             "mse"        its square divided by D
 
     z (B, D), y (B,), anchors (C, D) -> scalar."""
     difference = z - anchors[y]
-    if kind == "euclidean":
+    if distance == "euclidean":
         return difference.norm(dim=1).mean()
     return difference.square().mean()
 
@@ -202,7 +204,8 @@ def classifier_calibration(classifier, anchors):
 # --- the server -------------------------------------------------------------------------------------
 
 def make_anchors(C, D, projection):
-    """Semantic anchors Ā (C, D): an embedding of A ~ N(0, I). The paper specifies neither distribution nor layer.
+    """Semantic anchors Ā (C, D): an embedding of A ~ N(0, I), drawn once, never trained. The paper specifies neither
+    distribution nor layer.
 
     projection "mlp"     two blocks of Linear, BatchNorm (over the C anchors) and ReLU, as in the authors' code
                "linear"  one Linear layer, our choice
@@ -245,7 +248,8 @@ def add_flags(group):
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the weight of the old anchor")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="d in Eq. 5. euclidean: the paper's; mse: as in the authors' code, often with --lam-r 10")
+                       help="d in Eq. 5. euclidean: the paper's; mse: as in the authors' code, "
+                            "about half of whose commands also set --lam-r 10")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],
                        help="embedding layer of the anchors. mlp: the authors' code; linear: one layer; none: Table 4")
 
