@@ -142,8 +142,7 @@ def main(args):
             down += len(chosen) * anchors.has_anchor.sum() * D
 
         anchors_sent = anchors if matching else None
-        # trains each client.net; like [client_update(client, anchors_sent, t, args) for client in chosen], but in
-        # parallel on a CPU
+        # like [client_update(client, anchors_sent, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, anchors_sent, t, args)
         if t % args.model_every == 0:
             models = [upload.model for upload in uploads]

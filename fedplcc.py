@@ -111,8 +111,7 @@ def main(args):
     fedavg = args.lam_contra == 0 and args.lam_corr == 0              # then there are no prototypes
 
     run = Run(args, modules=[net])                                    # modules: the models to checkpoint
-    prototypes = no_prototypes(D, args.device)
-    prototypes = Prototypes(*run.resume(prototypes))                  # only --resume changes them: to the checkpoint's
+    prototypes = Prototypes(*run.resume(no_prototypes(D, args.device)))  # none yet; with --resume the saved ones
 
     for t in run.rounds():
         chosen = participants(clients, t, args)
@@ -298,8 +297,8 @@ def cluster_means(vectors, cluster, mean_weights):
 
 
 def first_neighbour_clusters(vectors):
-    """Link each vector to its nearest other one by cosine. Connected vectors form a cluster;
-    a single vector is one by itself.
+    """Link each vector to its nearest other one by cosine. Connected vectors form a cluster.
+    A single vector is a cluster as well.
 
     vectors (N, D) -> cluster numbers (N,) from 0."""
     unit = F.normalize(vectors, dim=1)

@@ -1,10 +1,10 @@
 """FedSA: A Unified Representation Learning via Semantic Anchors for Prototype-based Federated Learning.
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
-Every client keeps its own model and sends only class means. Skewed data and different architectures skew these, so
-their averages are skewed as well and lie close together. FedSA guides clients with semantic anchors instead: one random
-vector per class, put through an embedding layer. The averages only nudge the anchors. Clients pull their features
-toward them and train their classifiers on them as well.
+Every client keeps its own model; clients share class means instead of weights. Skewed data and different architectures
+skew these, so their averages are skewed as well and lie close together. FedSA guides clients with semantic anchors
+instead: one random vector per class, put through an embedding layer. The averages only nudge the anchors. Clients pull
+their features toward them and train their classifiers on them as well.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
@@ -158,16 +158,16 @@ def local_loss(net, x, y, anchors, margin, args):
     return cross_entropy + args.lam_r * l_r + args.lam_mcl * l_mcl + args.lam_cc * l_cc
 
 
-def regularization(z, y, anchors, distance):
+def regularization(z, y, anchors, kind):
     """L_R, Eq. 5: the distance d between a sample's features and the anchor of its class, averaged over the batch. The
     paper sums d over the client's class means.
 
-    distance "euclidean"  the length of the difference, as in the paper
-             "mse"        its square divided by D
+    kind "euclidean"  the length of the difference, as in the paper
+         "mse"        its square divided by D
 
     z (B, D), y (B,), anchors (C, D) -> scalar."""
     difference = z - anchors[y]
-    if distance == "euclidean":
+    if kind == "euclidean":
         return difference.norm(dim=1).mean()
     return difference.square().mean()
 

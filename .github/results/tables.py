@@ -115,7 +115,9 @@ def reproduced(run, base, function, published):
     low, high = interval(by_seed(run, base, function))
     if low <= published <= high:
         return "yes" if low > 0 else "undecided"
-    return "no" if high < published else "larger"
+    if low <= 0:
+        return "no"
+    return "larger" if low > published else "smaller"
 
 
 def show(name, head, rows):
@@ -219,7 +221,7 @@ def cross_silo():
     shown = [t for t in (20, 100) if t < last] + [last]
     rows = [["majority class", ""] + [number(runs["fedsa"][0][t]["most_frequent"]) for t in shown] + [""]]
     for name in "fedproto-off", "fedproto", "fedtgp", "fedsa":
-        rounds = {t: row for t, row in runs[name][0].items() if t <= last}
+        rounds = runs[name][0]
         for column in "classifier", "prototype":
             rows.append([PERSONAL[name], "anchor" if (name, column) == ("fedsa", "prototype") else column]
                         + [number(rounds[t][column]) for t in shown]
