@@ -1,10 +1,10 @@
 """FedLSA: Beyond Federated Prototype Learning: Learnable Semantic Anchors with Hyperspherical Contrast for
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
-Clients hold images from different domains: photos, sketches, ... Prototypes averaged from clients' features keep traces
-of the domains and may lie close together. So FedLSA's server learns one anchor per class: a small network makes it from
-a trainable vector. The server uses no client features and keeps the anchors far apart. Clients scale features to length
-1 and pull them toward the anchor of their class.
+Each client has images from one domain: photos, sketches, ... Prototypes averaged from clients' features keep traces of
+the domains and may lie close together. So FedLSA's server learns one anchor per class: a small network makes it from a
+trainable vector. The server uses no client features and keeps the anchors far apart. Clients scale features to length
+1, so that all lie on one sphere, and pull them toward the anchor of their class.
 
 One round (C classes, D features, |w| floats in the model):
   1. The server trains its anchors for E_s steps: the frozen global classifier should recognise each (L_ACE, Eq. 3),
@@ -19,16 +19,16 @@ On glyphs (digits that the program draws): 4 clients, one per domain, each with 
 batches of 32.
 Our main changes
   Eq. 4    We divide by the temperature τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
-  Anchors  We scale them to length 1, as mean directions on a sphere are (Eq. 6); otherwise Eq. 4 has no lower bound.
+  Anchors  We scale them to length 1, like the mean directions in Eq. 6; otherwise Eq. 4 has no lower bound.
 Main gaps in the paper
-  Shares   How much of its domain a client has. Ours are from the code of FPL and MarsFL; the share matters a lot.
-  Average  How models are weighted. We use image counts; on digits a client with SVHN counts ten times one with USPS.
-  FedAvg   Whether the FedAvg it compares with scales features to length 1. Ours does not: --lam 0 --no-sphere;
-           with scaled features: --lam 0.
+  Shares   How much of its domain a client has. Ours are from the code of other papers; the share matters a lot.
+  Average  How models are weighted. We use image counts; on digits SVHN's clients count ten times as much as USPS's.
+  FedAvg   Whether the FedAvg it compares with scales features to length 1. With scaling: --lam 0; without, as in our
+           comparison with the paper: --lam 0 --no-sphere.
 All deviations, equations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, about a minute
-    python fedlsa.py --dataset office                         Table 2 (also --dataset digits); Table 3: --dataset pacs
+    python fedlsa.py --dataset office                         Table 2; other data sets: digits, pacs (Table 3)
     python fedlsa.py --dataset office --alpha 0               Table 5, without L_SEP
     python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg
 """
@@ -62,9 +62,9 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     server_steps=500,       # E_s
     compactness="vmf",      # Eq. 8
 )
-# The paper tunes α (Eq. 5), λ (Eq. 10) and τ (Eqs. 4 and 8) over two values each, but does not say which data set uses
-# which. Our choice: the first of each on digits, the second on office and PACS.
-FIRST_VALUES = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)               # the first of the paper's two for each
+# For its comparisons the paper tunes α (Eq. 5), λ (Eq. 10) and τ (Eqs. 4 and 8) over two values each, but does not say
+# which data set uses which. Our choice: the first of each on digits, the second on office and PACS.
+FIRST_VALUES = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 SECOND_VALUES = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {  # by --dataset; image sizes: Table 1
     # domain fractions are not in the paper: digits, office from FPL's code, PACS from github.com/WenkeHuang/MarsFL
@@ -100,7 +100,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D), replaced in every round; this value is used only if a resumed run has already finished
+    # (C, D); each round replaces this value, which matters only if a resumed run has no round left
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -267,7 +267,7 @@ def build_encoder(data, args):
 
 def add_flags(group):
     group.add_argument("--lam", type=not_negative,
-                       help="λ in Eq. 10, weight of the client's second term; 0: FedAvg, with features of length 1")
+                       help="λ in Eq. 10, weight of L_COM; 0: FedAvg (with features of length 1 unless --no-sphere)")
     group.add_argument("--alpha", type=not_negative, help="α in Eq. 5, weight of the anchors' separation")
     group.add_argument("--tau", type=positive, help="τ in Eqs. 4 and 8, the temperature")
     group.add_argument("--server-steps", type=at_least(1), help="E_s, the server's steps on the anchors in a round")
