@@ -53,7 +53,7 @@ def test_text_has_only_numbers_of_the_tables(tables):
 
 
 def test_verdicts():
-    """The 95 % t-interval decides, not its rounded bounds."""
+    """The 95 % t-interval decides, not its rounded bounds, and no bound reads 0.0."""
     verdict = runpy.run_path(TABLES)["verdict"]
     base = {seed: 10 for seed in (0, 1, 2)}
 
@@ -62,8 +62,8 @@ def test_verdicts():
 
     assert of(1, 2, 3) == "2.0 (−0.5 to 4.5) inconclusive"  # 2 ± 4.303 / √3
     assert of(-1, -2, -3) == "−2.0 (−4.5 to 0.5) inconclusive"
-    assert of(1.5, 2.5, 3.5) == "2.5 (0.0 to 5.0) ahead"
-    assert of(-1.5, -2.5, -3.5) == "−2.5 (−5.0 to −0.0) behind"
+    assert of(1.5, 2.5, 3.5) == "2.5 (0.02 to 4.98) ahead"
+    assert of(-1.5, -2.5, -3.5) == "−2.5 (−4.98 to −0.02) behind"
 
 
 @pytest.mark.parametrize("published, ours, want", [
