@@ -9,13 +9,15 @@ and clients pull their features toward it.
 One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 it has none.                   D floats per class to each
   2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to the global prototype
-     of its class (Eq. 4, changed as below).
+     of its class (Eq. 4).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), into the next global prototypes. A class that nobody
      sent keeps its prototype.
-Every client then classifies its held-out 25 % by nearest new prototype (FedProto's own Eq. 4) and by its classifier.
+In tested rounds every client classifies its held-out 25 % by nearest new prototype (FedProto's own Eq. 4) and by its
+classifier.
 
-On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
+On glyphs (digits that the program draws): 20 clients with eight small architectures, 30 % of the images, 10 rounds,
+3 epochs, momentum 0.9.
 Our main changes
   Eq. 4      Distances are per image, not per class mean. This also penalises scatter within a class, and a class
              weighs in proportion to its images.

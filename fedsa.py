@@ -14,10 +14,10 @@ One round (C classes, C_i of them at client i; D features):
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
-Every client then classifies its held-out 25 % by nearest anchor and by its classifier.
+In tested rounds every client classifies its held-out 25 % by nearest anchor and by its classifier.
 
-On glyphs (digits that the program draws): 20 clients, eight small CNNs (so λ2 = 1), 30 % of the images, 10 rounds,
-3 epochs, momentum 0.9.
+On glyphs (digits that the program draws): 20 clients with eight small architectures (so λ2 = 1), 30 % of the images,
+10 rounds, 3 epochs, momentum 0.9.
 Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how it is trained.
   Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum over classes in the paper

@@ -1,30 +1,33 @@
 """FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
-FedProto averages the clients' prototypes. The paper observes that the averages lie closer together than the prototypes
-of the best-separated clients. FedTGP's server trains global prototypes instead: each client prototype should be nearer
-to the global prototype of its class than to any other, by at least a margin δ.
+FedProto averages the clients' prototypes, weighted by class counts. The paper observes that the averages lie closer
+together than the prototypes of the best-separated clients. FedTGP's server trains global prototypes instead: each
+client prototype should be nearer to the global prototype of its class than to any other, by at least a margin δ.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 they are untrained.            C · D floats to each
   2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to the global prototype
-     of its class (Eq. 11, changed as below).
+     of its class (Eq. 11).
   3. It sends its client prototypes: its class means (Eq. 2), but no class counts.     C_i · D floats
   4. For each class the server takes the unweighted mean Q of the client prototypes. It sets δ to the largest distance
      between two of these means, capped at τ (Eq. 9). With the loss of Eq. 10 it then trains, for S epochs and from
      where it last stopped, one vector per class and a network F that maps these vectors to the global prototypes.
-Every client then classifies its held-out 25 % by nearest global prototype (the paper's way) and by its classifier.
+In tested rounds every client classifies its held-out 25 % by nearest global prototype (as in the paper) and by its
+classifier.
 
-On glyphs (digits that the program draws): eight small CNNs, 30 % of the images, 10 rounds, 3 epochs, momentum 0.9.
+On glyphs (digits that the program draws): 20 clients with eight small architectures, 30 % of the images, 10 rounds,
+3 epochs, momentum 0.9 at the clients.
 Our main changes
   Eq. 11     Distances are per image, not per class mean. This also penalises scatter within a class, and a class
              weighs in proportion to its images.
-  Eq. 10     The paper sums the server's loss over all client prototypes. Ours takes a step on each batch's mean loss.
+  Eq. 10     The paper sums the server's loss over client prototypes. We take the mean over a batch of them.
   Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
-  Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN; the paper's eight: --model htfe8.
+  Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN, as in FedSA's paper (2025). This
+             paper's main tables have eight architectures: --model htfe8.
 Main gaps in the paper
-  Margin           Eq. 9, which we use, is the largest distance between two class centres. Fig. 1's caption and the
-                   authors' code measure a class's distance to its nearest other class (--margin-rule nearest).
+  Margin           Eq. 9, which we use, is the largest distance between two class centres. The authors' code takes
+                   each centre's distance to its nearest other one, and the largest of these (--margin-rule nearest).
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Server           Optimiser, batch size and F's hidden width are not given; ours are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
@@ -32,7 +35,7 @@ All deviations, equations, published results: .github/papers/fedtgp.md. Our resu
     python fedtgp.py                                                       built-in glyphs, about a minute
     python fedtgp.py --dataset cifar10 --model htfe8                       Table 1, eight architectures
     python fedtgp.py --dataset cifar100 --model htfe8 --no-mlp             Table 6, without F
-    python fedtgp.py --dataset cifar10 --clients 100 --participation 0.1   Table 1 of FedSA (2025), one small CNN
+    python fedtgp.py --dataset cifar10 --clients 100 --participation 0.1   FedSA's Table 1, one small CNN
 """
 
 from typing import NamedTuple
@@ -56,9 +59,9 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     feature_dim=512,        # D; the paper writes K, under "Model heterogeneity" (its D is an image's size)
     rounds=1000,            # T
     local_epochs=1,         # E
-    batch_size=10,          # B
+    batch_size=10,          # B, also the server's
     batches="full",         # drop an epoch's last incomplete batch; not in the paper: from its first author's HtFLlib
-    lr=0.01,                # η
+    lr=0.01,                # η, also the server's
     momentum=0.0,           # the paper names no optimiser: plain SGD, created anew in each round
     weight_decay=0.0,       # not in the paper
     lam=0.1,                # λ, Eq. 11
@@ -70,7 +73,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
 SETTINGS = {  # by --dataset
     "default": BASE,                                                  # every data set not named below
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # not from the paper; a short run needs no checkpoint
+    # a demo, not the paper's; it is short and needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
@@ -146,7 +149,7 @@ def local_loss(net, x, y, prototypes, args):
 
 def prototype_distance(z, y, prototypes, kind):
     """Second term of Eq. 11, without λ: the distance φ between a sample's features and the global prototype of
-    its class, averaged over the batch. The paper applies φ to class means.
+    its class, averaged over the batch.
 
     kind "euclidean"  the length of the difference, as in the paper
          "mse"        its square divided by D
@@ -222,9 +225,8 @@ def largest_nearest_distance(centres, tau):
 
 
 def server_update(prototype_net, client_prototypes, owned, margin, t, args):
-    """Train the global prototypes on the client prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches. The paper
-    names no optimiser. As in the authors' code, we use the clients' learning rate and batch size, and SGD without
-    momentum or weight decay.
+    """Train the global prototypes on the client prototypes (Eqs. 5 and 10) for S epochs, in shuffled batches, with
+    the clients' learning rate and batch size and plain SGD, as in the authors' code.
 
     client_prototypes (m, C, D), owned (m, C) bool, margin δ a scalar -> P̂ (C, D), and the mean loss over the last
     epoch's batches."""
@@ -253,7 +255,7 @@ def margin_contrastive(samples, labels, prototypes, margin):
     phi = distances(samples, prototypes)                              # (B, C)
     is_own_class = F.one_hot(labels, len(prototypes))
     logits = -(phi + margin * is_own_class)                           # δ for the own class alone
-    return F.cross_entropy(logits, labels)                            # Eq. 10's fraction is their softmax; −log of it
+    return F.cross_entropy(logits, labels)                            # −log softmax: −log of Eq. 10's fraction
 
 
 # --- flags ------------------------------------------------------------------------------------------
