@@ -3,17 +3,17 @@
 
 Clients with images from different domains train one model. A prototype is a mean feature vector, and each class has
 several, because its features differ between domains. As in the earlier FedPLVM, clients cluster their features of each
-class, and the server clusters these clusters' means. Both use FINCH: it links each vector to its nearest neighbour, and
-connected vectors form a cluster; then it does the same with the clusters' means, and so on. FedPLCC weights a prototype
-by the share of its class's images that it stands for, so outliers count little. And L_corr (Eq. 8) pulls a feature
-toward only a share φ of its class's prototypes, those with the largest similarity · weight: the others may come from
-other domains.
+class, and the server clusters these clusters' means. Clients and server use FINCH: it links each vector to its nearest
+neighbour, and connected vectors form a cluster; then it does the same with the clusters' means, and so on. FedPLCC
+weights a prototype by the share of its class's images that it stands for, so outliers count little. And L_corr (Eq. 8)
+pulls a feature toward only some of its class's prototypes, the share φ with the largest similarity · weight: the others
+may come from other domains.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and, from round 2 on, prototypes with their weights.   |w| + G · (D + 1) floats to each
   2. Each participant trains for E epochs on cross-entropy (Eq. 5)
-     + λ1 · L_contra (Eq. 6): features should be most similar (cos^α, Eq. 7) to their class's weighted prototypes
-     + λ2 · L_corr (Eq. 8): minus the sum of similarity · weight over that share, so the loss can be negative.
+     + λ1 · L_contra (Eq. 6): features should be more similar (cos^α, Eq. 7) to their class's prototypes than to others
+     + λ2 · L_corr (Eq. 8): minus the sum of similarity · weight over the selected prototypes.
   3. The participant clusters its features of each class (Eq. 9) and sends model, clusters' means and sizes.
                                                                                        |w| + J · (D + 1) floats
   4. The server averages the models, weighted by the clients' numbers of images. It clusters each class's means into
@@ -24,10 +24,10 @@ On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, �
 Our main changes
   Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch.
 Main gaps in the paper
-  FINCH  Which of its passes counts. We keep the last with at least two clusters, or the first if none has. The server
-         averages the clients' means in a cluster without weights (--weighted-means: weighted by numbers of images).
-  E, τ   E counts epochs in Algorithm 1, but Section IV has E = 10 iterations. τ is 0.07 or 0.55. We use ten epochs
-         (glyphs: five) and 0.07.
+  FINCH  Not said: which of its passes counts. We keep the last with at least two clusters, or the first if none has.
+         The server averages the clients' means in a cluster without weights (--weighted-means: by numbers of images).
+  E, τ   Contradictory: Algorithm 1 counts E epochs; in Section IV an epoch "consists of E = 10 iterations". τ is 0.07
+         or 0.55. We use ten epochs (glyphs: five) and 0.07.
 All deviations, equations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
 
     python fedplcc.py                                            built-in glyphs in four domains, about a minute
@@ -51,13 +51,13 @@ BASE = dict(                # the paper's Section IV, unless a comment says othe
     clients=None,           # K: one for each domain
     participation=1.0,      # Algorithm 1: all clients
     partition="domain",
-    images_per_class=30,    # the paper: about 300 images per client, so 30 of each of ten classes
+    images_per_class=30,    # our reading of about 300 images per client and ten classes
     image_size=64,          # not in the paper
     model="resnet10",
     small_stem=False,       # not in the paper: False is torchvision's 7x7 convolution and max-pooling
     feature_dim=512,
     rounds=50,              # T
-    local_epochs=10,        # E: epochs in Table I and Algorithm 1, iterations in Section IV
+    local_epochs=10,        # E: epochs in Table I and Algorithm 1, an epoch's iterations in Section IV
     batch_size=32,          # not in the paper: from FedPLVM's code
     lr=0.01,
     momentum=0.9,
@@ -73,7 +73,7 @@ SETTINGS = {
     "office": dict(BASE, rounds=100, lam_contra=20.0),
     "domainnet": dict(BASE, images_per_class=40),
     # our choices for data that the paper does not use
-    "digits": dict(BASE, image_size=32, lam_contra=100.0),                          # FedLSA's digits
+    "digits": dict(BASE, image_size=32, lam_contra=100.0),                          # used in FedLSA's paper
     "domains": dict(BASE, images_per_class=None, image_size=None),                  # other folders with domains
     "default": dict(BASE, images_per_class=None, image_size=None, clients=10, partition="dirichlet", beta=0.5),
     "glyphs": dict(BASE, images_per_class=20, image_size=32, rounds=8, local_epochs=5, checkpoint_every=0),
