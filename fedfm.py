@@ -14,19 +14,18 @@ One round (C_k classes at client k; D features; |w| parameters of the model):
      of images (Eq. 11).                                                               |w| floats from each
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
 (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in step 4.
-FedFM-Lite (Section VI) has no step 2, so a round needs one exchange instead of two: each participant sends the class
+FedFM-Lite (Section VI) needs one exchange per round instead of two: without step 2, each participant sends the class
 means of its trained model after step 4, and the server averages these into the next round's anchors. With
---model-every a, models travel only in step 1 of the first and in step 5 of the last of every a rounds.
+--model-every 5 the model is sent only in the first and returned only in the last of five rounds.
 
 On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
 Our main changes
-  Anchors    are scaled to length 1 for matching, as in the authors' code; Section VII-A scales features only.
+  Anchors    are scaled to length 1 for matching, as in the authors' code; Section VII-A mentions features only.
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. On data with domains T_s is 0,
              our choice.
-  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our short runs on CIFAR-10 with
-             λ = 50 these averages do not fit the averaged model, and accuracy drops to chance when matching begins;
-             with λ = 5 it recovers.
+  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our short runs on CIFAR-10 these
+             averages do not fit the averaged model when matching begins. Accuracy then drops to chance and recovers.
 All deviations, equations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
