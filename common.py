@@ -1160,7 +1160,8 @@ class Run:
         self.write_log()
 
         T = self.args.rounds
-        minutes_left = (T - t) * np.mean([earlier["seconds"] for earlier in self.rows]) / 60
+        recent = self.rows[-20:]  # a resumed run may be on another machine now, and FedFM's rounds get longer
+        minutes_left = (T - t) * np.mean([earlier["seconds"] for earlier in recent]) / 60
         shown = [f"round {t:{len(str(T))}}/{T}"]
         shown += [f"{in_words(name)} {value:5.2f}" for name, value in scores.items()]
         shown.append(f"loss {row['loss']:.4f}")

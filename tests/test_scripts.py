@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,6 +40,14 @@ def test_a_round_prints_its_row(run):
         assert (f"round {t}/2  classifier {row['acc_classifier']:5.2f}  anchor {row['acc_anchor']:5.2f}  majority class "
                 f"{row['acc_most_frequent']:5.2f}  loss {row['loss']:.4f}  up {row['up']:,.0f}  down {row['down']:,.0f}  "
                 f"{row['seconds']:.2f} s  left ") in one.text
+
+
+def test_the_time_left_is_that_of_recent_rounds(capsys):
+    """40 rounds were slow, on another machine; 20 have taken no time since."""
+    run = SimpleNamespace(args=SimpleNamespace(rounds=100), began=time.time(), write_log=lambda: None,
+                          rows=[{"seconds": 100.0}] * 40 + [{"seconds": 0.0}] * 19)
+    common.Run.report(run, 60, {}, [torch.tensor(1.0)], 0, 0)
+    assert "left 0.0 min" in capsys.readouterr().out
 
 
 def test_a_run_says_how_many_images_its_clients_train_on(run):
