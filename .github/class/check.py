@@ -31,6 +31,6 @@ for number, domain in enumerate(data.domains):
           f"{counts.max():,}")
     absent = [data.class_names[c] for c in (counts == 0).nonzero().flatten()]
     if absent:
-        print(f"  wrong? no image of {', '.join(absent)}: are these folders called differently here?")
+        print(f"  wrong? no image of {', '.join(absent)}: are these folders named differently here?")
 if not data.test.any():
     print("wrong? no test images: FedLSA, FedPLCC and FedFM need some")

@@ -30,6 +30,14 @@ def arrays(images, digits):
         yield Image.fromarray(image), int(digit) % 10  # some files write 10 for 0
 
 
+if Path("data/digit5").exists():
+    sys.exit("data/digit5 exists; delete or rename it first, so that no old images are left in it")
+for name in "syn_number.mat", "mnistm_with_label.mat":
+    if not Path("Digit-Five", name).is_file():
+        sys.exit(f"Digit-Five/{name} not found; unpack the archive Digit-Five here first")
+synth = loadmat("Digit-Five/syn_number.mat")
+mnistm = loadmat("Digit-Five/mnistm_with_label.mat")  # one-hot labels
+
 raw = "data/torchvision"
 write("mnist", "train", MNIST(raw, train=True, download=True))
 write("mnist", "test", MNIST(raw, train=False, download=True))
@@ -37,11 +45,7 @@ write("usps", "train", USPS(raw, train=True, download=True))
 write("usps", "test", USPS(raw, train=False, download=True))
 write("svhn", "train", SVHN(raw, split="train", download=True))
 write("svhn", "test", SVHN(raw, split="test", download=True))
-
-synth = loadmat("Digit-Five/syn_number.mat")
 write("synth", "train", arrays(synth["train_data"], synth["train_label"].ravel()))
 write("synth", "test", arrays(synth["test_data"], synth["test_label"].ravel()))
-
-mnistm = loadmat("Digit-Five/mnistm_with_label.mat")  # one-hot labels
 write("mnistm", "train", arrays(mnistm["train"], mnistm["label_train"].argmax(1)))
 write("mnistm", "test", arrays(mnistm["test"], mnistm["label_test"].argmax(1)))

@@ -145,7 +145,7 @@ def readme_personal():
     rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", ""]]
     for name, title in [("fedproto-off", "local training only"), ("fedproto", "**FedProto**"),
                         ("fedtgp", "**FedTGP**"), ("fedsa", "**FedSA**"),
-                        ("fedsa-authors-settings", "FedSA, its code's distance and λ1")]:
+                        ("fedsa-authors-settings", "FedSA, distance and loss weight of its code")]:
         cells = [title, accuracy(runs[name], in_round("classifier", 1000)),
                  accuracy(runs[name], in_round("prototype", 1000)), number(FEDSA[name], 2) if name in FEDSA else ""]
         if name != "fedproto":
@@ -383,7 +383,7 @@ def draw():
                 ("fedproto", "FedProto", "C0"),
                 ("fedtgp", "FedTGP", "C2"),
                 ("fedsa", "FedSA", "C3"),
-                ("fedsa-authors-settings", "FedSA, its code's distance and λ1", "C1")]:
+                ("fedsa-authors-settings", "FedSA, distance and loss weight of its code", "C1")]:
             tested = sorted(runs[name][0])
             means = [np.mean([rounds[t][column] for rounds in runs[name].values()]) for t in tested]
             axis.plot(tested, means, color=colour, label=label)
