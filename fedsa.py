@@ -2,7 +2,7 @@
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Every client keeps its own model; clients share class means instead of weights. Skewed data and different architectures
-skew these, so their averages are skewed as well and lie close together. FedSA guides clients with semantic anchors
+bias these, so their averages are biased as well and lie close together. FedSA guides clients with semantic anchors
 instead: one random vector per class, put through an embedding layer. The averages only nudge the anchors. Clients pull
 their features toward them and train their classifiers on them as well.
 
@@ -17,13 +17,13 @@ One round (C classes, C_i of them at client i; D features):
 In tested rounds every client classifies its held-out 25 % by nearest anchor and by its classifier.
 
 On glyphs (digits that the program draws): 20 clients with eight small architectures (so λ2 = 1), 30 % of the images,
-10 rounds, 3 epochs, momentum 0.9.
+10 rounds, 3 epochs, momentum 0.9. In ten rounds the anchors hardly move.
 Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how it is trained.
   Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum over classes in the paper
              and a mean over images here, which pulls less if a client has several classes.
   Eq. 3      We leave out the factor 1/|𝒩_c|, because the weights already sum to 1.
-  Partition  Dirichlet, but a client that already holds its equal share of all images gets nothing more.
+  Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
 Main gaps in the paper
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Prediction       By nearest anchor or by classifier? We report both.
