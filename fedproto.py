@@ -13,8 +13,7 @@ One round (C classes, C_i of them at client i; D features):
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), into the next global prototypes. A class that nobody
      sent keeps its prototype.
-In tested rounds every client classifies its held-out 25 % by nearest new prototype (FedProto's own Eq. 4) and by its
-classifier.
+In tested rounds every client classifies its held-out 25 % by the nearest new global prototype and by its classifier.
 
 On glyphs (digits that the program draws): 20 clients with eight small architectures, 30 % of the images, 10 rounds,
 3 epochs, momentum 0.9.
