@@ -294,11 +294,12 @@ def office_fedplcc():
 def fedfm():
     """Seed 0, a fifth of the images."""
     runs = read("cifar10-fedfm")
-    shown = (20, 21, 22, 25, 30, 32, 35)
+    last = common_round([runs["fifth-lam-0"], runs["fifth-lam-50"]])
+    shown = [20, 21, 25, 30, 35, 40, last]
     rows = []
     for lam in 0, 50:
         rounds = runs[f"fifth-lam-{lam}"][0]
-        rows.append([f"`--lam {lam}`"] + [number(rounds[t]["test"]) if t in rounds else "" for t in shown])
+        rows.append([f"`--lam {lam}`"] + [number(rounds[t]["test"]) for t in shown])
     head = ["`fedfm.py --dataset cifar10 --subset 0.2`, stopped early"] + [f"round {t}" for t in shown]
     show("fedfm", head, rows)
 
