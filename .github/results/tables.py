@@ -219,14 +219,13 @@ def cross_silo():
     runs = read("cifar10-cross-silo")
     last = common_round(runs.values())
     shown = [100, last]
-    rows = [["majority class", ""] + [number(runs["fedsa"][0][t]["most_frequent"]) for t in shown] + [""]]
+    rows = [["majority class"] + [number(runs["fedsa"][0][t]["most_frequent"]) for t in shown] + [""]]
     for name in "fedproto-off", "fedproto", "fedtgp", "fedsa":
         rounds = runs[name][0]
-        for column in "classifier", "prototype":
-            rows.append([PERSONAL[name], "anchor" if (name, column) == ("fedsa", "prototype") else column]
-                        + [number(rounds[t][column]) for t in shown]
-                        + [number(CROSS_SILO[name], 2) if name in CROSS_SILO else ""])
-    head = ["command", "predictor"] + [f"round {t}" for t in shown] + ["paper"]
+        rows.append([PERSONAL[name]]
+                    + [f"{number(rounds[t]['classifier'])} / {number(rounds[t]['prototype'])}" for t in shown]
+                    + [number(CROSS_SILO[name], 2) if name in CROSS_SILO else ""])
+    head = ["classifier / prototype"] + [f"round {t}" for t in shown] + ["paper"]
     show("cross-silo", head, rows)
 
 
