@@ -209,7 +209,7 @@ def early_and_late():
                          best_round):
             cells.append(verdict(runs[name], runs["fedproto"], function))
         rows.append(cells)
-    head = ["lead over FedProto", "prototype, round 100", "prototype, rounds 820 to 1000", "classifier, round 1000",
+    head = ["lead over FedProto", "prototype, round 100", "prototype, mean of rounds 820 to 1000", "classifier, round 1000",
             "better predictor, best round"]
     show("early-and-late", head, rows)
 
@@ -308,7 +308,7 @@ def batchnorm():
     runs = read("cifar10-batchnorm")
     rows = []
     for images, title, shown in [("fifth", "a fifth of the images, matching from round 6", (6, 7, 8)),
-                                 ("late", "a fifth of the images, matching from round 21", (35,)),
+                                 ("late", "a fifth of the images, matching from round 21", (55, 56)),
                                  ("all", "all images, matching from round 2", (2,))]:
         columns = [runs.get(f"{images}-lam-{lam}", {0: {}})[0] for lam in (0, 5, 50)]
         for t in shown:
