@@ -24,8 +24,8 @@ Our main changes
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. On data with domains T_s is 0,
              our choice.
-  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our short runs on CIFAR-10 these
-             averages do not fit the averaged model when matching begins. Accuracy then drops to chance and recovers.
+  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10 these averages
+             do not fit the averaged model when matching begins. Accuracy then drops to chance and recovers.
 All deviations, equations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
