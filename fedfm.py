@@ -9,9 +9,10 @@ One round (C_k classes at client k; D features; |w| parameters of the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats from each
   3. The server averages them, weighted by the counts (Eq. 9), and sends the anchors.  D floats per anchor to each
-  4. Each participant trains on cross-entropy + λ · contrastive guiding (Eq. 2, Section IV-C).
-  5. Each participant sends its model, and the server averages the models by numbers
-     of images (Eq. 11).                                                               |w| floats from each
+  4. Each participant trains on cross-entropy + λ · contrastive guiding (Eq. 2): a second cross-entropy, whose logits
+     are a feature's cosines with the anchors, divided by the temperature α (Section IV-C).
+  5. Each participant sends its model, and the server averages the models, weighted by
+     their numbers of images (Eq. 11).                                                 |w| floats from each
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
 (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in step 4.
 FedFM-Lite (Section VI) needs one exchange per round instead of two: without step 2, each participant sends the class
@@ -24,8 +25,8 @@ Our main changes
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. On data with domains T_s is 0,
              our choice.
-  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10 these averages
-             do not fit the averaged model when matching begins. Accuracy then drops to chance and recovers.
+  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10 these
+             averages do not fit the averaged model when matching begins: accuracy drops to chance, then recovers.
 All deviations, equations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
@@ -83,8 +84,8 @@ DOMAINS = dict(             # not from the paper
 SETTINGS = {
     "default": BASE,        # cifar10 among others
     "cinic10": dict(BASE, dominant_share=0.5),                        # from the authors' partition code
-    # Table III's memory, 23,705 thousand floats, is that of a ResNet50 whose first convolution is 3x3 (7x7: 23,713).
-    # The authors' code has this ResNet50 as well, and augments.
+    # FedAvg's memory in Table III, 23,705 thousand floats, is that of a ResNet50 whose first convolution is 3x3 (7x7:
+    # 23,713). The authors' code has this ResNet50 as well, and augments.
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
     # our choices for data that the paper does not use
     "digits": dict(DOMAINS, images_per_class=30),                     # FedLSA's digits
@@ -126,7 +127,7 @@ def main(args):
         chosen = participants(clients, first, args)
         up = down = 0                                                 # floats sent in this round
         for client, client_net in zip(chosen, client_nets, strict=True):
-            client.net = client_net                                   # lent to this participant
+            client.net = client_net                                   # lent; within a rounds each keeps the same net
         if t == first:
             for client in chosen:
                 client.net.load_state_dict(net.state_dict())

@@ -186,17 +186,18 @@ def lead(paper, method):
 def cross_device():
     """FedSA's Table 1."""
     runs = read("cifar10-cross-device")
-    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", ""]]
+    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", "", ""]]
     for name, command in PERSONAL.items():
         cells = [command, accuracy(runs[name], in_round("classifier", 1000)),
-                 accuracy(runs[name], in_round("prototype", 1000)), number(FEDSA[name], 2) if name in FEDSA else "",
-                 verdict(runs[name], runs["fedproto"], last_round) if name != "fedproto" else ""]
+                 accuracy(runs[name], in_round("prototype", 1000)), accuracy(runs[name], last_round),
+                 number(FEDSA[name], 2) if name in FEDSA else "",
+                 difference(runs[name], runs["fedproto"], last_round) if name != "fedproto" else ""]
         if name.startswith(("fedtgp", "fedsa")):
             published = FEDSA[name.split("-")[0]] - FEDSA["fedproto"]
             cells += [number(published), reproduced(runs[name], runs["fedproto"], last_round, published)]
-        rows.append(cells + [""] * (7 - len(cells)))
-    show("cross-device", ["command", "classifier", "prototype", "paper", "lead over FedProto, better predictor",
-                          "paper's lead", "reproduced?"], rows)
+        rows.append(cells + [""] * (8 - len(cells)))
+    show("cross-device", ["command", "classifier", "prototype", "better predictor", "paper",
+                          "lead over FedProto, better predictor", "paper's lead", "reproduced?"], rows)
 
 
 def early_and_late():
@@ -207,7 +208,7 @@ def early_and_late():
         cells = [PERSONAL[name]]
         for function in (in_round("prototype", 100), mean_of("prototype", 820, 1000), in_round("classifier", 1000),
                          best_round):
-            cells.append(verdict(runs[name], runs["fedproto"], function))
+            cells.append(difference(runs[name], runs["fedproto"], function))
         rows.append(cells)
     head = ["lead over FedProto", "prototype, round 100", "prototype, mean of rounds 820 to 1000", "classifier, round 1000",
             "better predictor, best round"]
@@ -236,13 +237,13 @@ def office(name, runs, rows_wanted, paper):
     rows = []
     for one, base, published, command in rows_wanted:
         cells = [command, accuracy(runs[one], mean), number(paper[published][4], 2) if published else "",
-                 verdict(runs[one], runs[base], mean) if base else "", "", "",
-                 verdict(runs[one], runs[base], late) if base else ""]
+                 difference(runs[one], runs[base], mean) if base else "", "", "",
+                 difference(runs[one], runs[base], late) if base else ""]
         if base and published:
             cells[-3:-1] = number(lead(paper, published)), reproduced(runs[one], runs[base], mean, lead(paper, published))
         rows.append(cells)
     show(name, ["command", "mean of four domains", "paper", "lead over FedAvg", "paper's lead", "reproduced?",
-                "lead, mean of rounds 81 to 100"], rows)
+                "lead over FedAvg, mean of rounds 81 to 100"], rows)
 
 
 def office_fedlsa():
@@ -259,12 +260,13 @@ def ablations():
     rows = []
     for name, paper, command in [
             ("fedlsa-no-sep", "no L_SEP", "`fedlsa.py --alpha 0`: anchors are not pushed apart (no L_SEP)"),
-            ("fedlsa-l2", "no L_COM", "`fedlsa.py --compactness l2`: the distance instead of L_COM")]:
+            ("fedlsa-l2", "no L_COM",
+             "`fedlsa.py --compactness l2`: distance to the anchor instead of the contrastive loss L_COM")]:
         published = FEDLSA["fedlsa"][4] - FEDLSA[paper][4]
         rows.append([command, accuracy(runs[name], mean), number(FEDLSA[paper][4], 2),
-                     verdict(runs["fedlsa"], runs[name], mean), number(published),
+                     difference(runs["fedlsa"], runs[name], mean), number(published),
                      reproduced(runs["fedlsa"], runs[name], mean, published)])
-    show("ablations", ["command", "mean of four domains", "paper", "FedLSA's lead over it", "paper's lead",
+    show("ablations", ["command", "mean of four domains", "paper", "FedLSA's lead over this variant", "paper's lead",
                        "reproduced?"], rows)
 
 
@@ -275,7 +277,7 @@ def sphere():
     rows = []
     for t in 10, 30, 100:
         cells = [str(t)] + [accuracy(runs[name], mean_of_domains(t)) for name in names]
-        rows.append(cells + [verdict(runs["fedlsa"], runs["fedavg-length-1"], mean_of_domains(t))])
+        rows.append(cells + [difference(runs["fedlsa"], runs["fedavg-length-1"], mean_of_domains(t))])
     show("sphere", ["round", "FedAvg, features of length 1", "FedLSA", "FedLSA's lead"], rows)
 
 
@@ -316,7 +318,8 @@ def batchnorm():
             for rounds in columns:
                 cells.append(f"{number(rounds[t]['test'])} / {number(rounds[t]['own'])}" if t in rounds else "")
             rows.append(cells)
-    show("batchnorm", ["statistics: averaged / recomputed", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`"], rows)
+    show("batchnorm", ["accuracy with averaged / recomputed statistics", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`"],
+         rows)
 
 
 # setting, planned rounds, file, first round of a mean (None: only the last round), runs of the last four columns
