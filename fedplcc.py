@@ -7,12 +7,13 @@ class, and the server clusters these clusters' means. Clients and server use FIN
 neighbour, and connected vectors form a cluster; then it does the same with the clusters' means, and so on. FedPLCC
 weights a prototype by the share of its class's images that it stands for, so outliers count little. And L_corr (Eq. 8)
 pulls a feature toward only some of its class's prototypes, the share φ with the largest similarity · weight: the others
-may come from other domains.
+may come from other domains or be outliers.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and, from round 2 on, prototypes with their weights.   |w| + G · (D + 1) floats to each
-  2. Each participant trains for E epochs on cross-entropy (Eq. 5)
-     + λ1 · L_contra (Eq. 6): features should be more similar (cos^α, Eq. 7) to their class's prototypes than to others
+  2. Each participant trains for E epochs on cross-entropy (Eq. 5) and, from round 2 on,
+     + λ1 · L_contra (Eq. 6): features should be more similar (cos^α, Eq. 7) to their class's prototypes than to others;
+       each prototype counts with its weight, and τ is the temperature
      + λ2 · L_corr (Eq. 8): minus the sum of similarity · weight over the selected prototypes.
   3. The participant clusters its features of each class (Eq. 9) and sends model, clusters' means and sizes.
                                                                                        |w| + J · (D + 1) floats
@@ -22,10 +23,12 @@ The global model is then tested on each domain's test images; the score is the m
 
 On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, λ1 = 1, λ2 = 10.
 Our main changes
-  Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch.
+  Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch. With
+         a sum in Eq. 5 alone, λ1 and λ2 would count far less.
 Main gaps in the paper
   FINCH  Not said: which of its passes counts. We keep the last with at least two clusters, or the first if none has.
-         The server averages the clients' means in a cluster without weights (--weighted-means: by numbers of images).
+         Nor whether larger clusters count more when the server averages them. In ours all count the same
+         (--weighted-means: by numbers of images).
   E, τ   Contradictory: Algorithm 1 counts E epochs; in Section IV an epoch "consists of E = 10 iterations". τ is 0.07
          or 0.55. We use ten epochs (glyphs: five) and 0.07.
 All deviations, equations, published results: .github/papers/fedplcc.md. Our results: .github/results/README.md.
@@ -119,7 +122,7 @@ def main(args):
         for client, client_net in zip(chosen, client_nets, strict=True):
             client.net = client_net
             client.net.load_state_dict(net.state_dict())
-        prototypes_sent = None if fedavg else prototypes
+        prototypes_sent = None if fedavg else prototypes              # None: FedAvg; empty: round 1
         # like [client_update(client, prototypes_sent, t, args) for client in chosen], in parallel on a CPU
         uploads = for_each_client(client_update, chosen, prototypes_sent, t, args)
 
@@ -163,7 +166,7 @@ def client_update(client, prototypes, t, args):
         losses.append(loss.detach())
 
     clusters = None
-    if prototypes is not None:                                        # None: FedAvg; in round 1 they are empty instead
+    if prototypes is not None:
         clusters = local_clusters(client.net, client.train)                                # Eq. 9
     return Upload(client.net.state_dict(), clusters, torch.stack(losses).mean())
 
@@ -282,7 +285,8 @@ def finch(vectors, mean_weights):
     cluster = first_neighbour_clusters(vectors)
     while True:
         means = cluster_means(vectors, cluster, mean_weights)
-        coarser = first_neighbour_clusters(means)[cluster]            # each vector follows its cluster
+        cluster_of_mean = first_neighbour_clusters(means)             # at most half as many, so this ends
+        coarser = cluster_of_mean[cluster]                            # each vector follows its cluster
         if coarser.max() == 0:                                        # all vectors in one cluster
             return cluster
         cluster = coarser
