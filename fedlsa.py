@@ -1,14 +1,15 @@
 """FedLSA: Beyond Federated Prototype Learning: Learnable Semantic Anchors with Hyperspherical Contrast for
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
-Each client has images from one domain: photos, sketches, ... Prototypes averaged from clients' features keep traces of
-the domains and may lie close together. So FedLSA's server learns one anchor per class: a small network makes it from a
-trainable vector. The server uses no client features and keeps the anchors far apart. Clients scale features to length
-1, so that all lie on one sphere, and pull them toward the anchor of their class.
+Each client has images from one domain: photos, sketches, ... Other methods average each class's features into a
+prototype; prototypes keep traces of the domains and may lie close together. So FedLSA's server learns one anchor per
+class: a small network Θ makes it from a trainable vector. The server uses no client features and keeps the anchors far
+apart. Clients scale features to length 1, so that all lie on one sphere, and pull each toward the anchor of its class
+and away from the others.
 
 One round (C classes, D features, |w| floats in the model):
-  1. The server trains its anchors for E_s steps: the frozen global classifier should recognise each (L_ACE, Eq. 3),
-     and no two should be similar (α · L_SEP, Eq. 4). In round 1 that classifier is untrained.
+  1. The server trains Θ and its vectors for E_s steps on L_ACE (Eq. 3): the frozen global classifier should recognise
+     each anchor, + α · L_SEP (Eq. 4): no two anchors should be similar. In round 1 that classifier is untrained.
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
   3. Each participant trains the model for E_c epochs on cross-entropy (Eq. 9)
      + λ · a contrastive loss: features should be most similar to their class's anchor (L_COM, Eq. 8).
@@ -23,12 +24,13 @@ Our main changes
 Main gaps in the paper
   Shares   How much of its domain a client has. Ours are from the code of other papers; the share matters a lot.
   Average  How models are weighted. We use image counts; on digits SVHN's clients count ten times as much as USPS's.
-  FedAvg   Whether the FedAvg it compares with scales features to length 1. With scaling: --lam 0; without, as in our
+  FedAvg   Whether the paper's FedAvg scales features to length 1. With scaling: --lam 0; without, as in our
            comparison with the paper: --lam 0 --no-sphere.
+  Values   Which α, λ and τ belong to which data set; the paper names two values of each.
 All deviations, equations, published results: .github/papers/fedlsa.md. Our results: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, about a minute
-    python fedlsa.py --dataset office                         Table 2; other data sets: digits, pacs (Table 3)
+    python fedlsa.py --dataset office                         Table 2, as digits; pacs: Table 3
     python fedlsa.py --dataset office --alpha 0               Table 5, without L_SEP
     python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg
 """
@@ -67,7 +69,8 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
 FIRST_VALUES = dict(BASE, alpha=0.02, lam=0.1, tau=0.1)
 SECOND_VALUES = dict(BASE, alpha=0.4, lam=0.7, tau=0.2)
 SETTINGS = {  # by --dataset; image sizes: Table 1
-    # domain fractions are not in the paper: digits, office from FPL's code, PACS from github.com/WenkeHuang/MarsFL
+    # domain_fraction, the share of its domain that a client gets, is not in the paper: digits and office from FPL's
+    # code, PACS from github.com/WenkeHuang/MarsFL
     "digits": dict(FIRST_VALUES, domain_fraction=0.01, image_size=32,
                    domain_clients={"mnist": 1, "usps": 4, "svhn": 2, "syn": 3}),           # section "Datasets"
     # our choice, also on PACS: the ten clients take the domains in turn; office: amazon 3, caltech 3, dslr 2, webcam 2
@@ -100,7 +103,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D); each round replaces this value, which matters only if a resumed run has no round left
+    # (C, D), only for the pictures of a resumed run without a round left; each round replaces it
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -197,7 +200,7 @@ def server_update(anchor_net, classifier, args):
 
     An epoch of the paper's E_s is one step on all C anchors, as in Algorithm 1. Learning rate, momentum and weight
     decay are the clients'."""
-    classifier = copy.deepcopy(classifier).requires_grad_(False)      # a copy, so that net itself stays trainable
+    classifier = copy.deepcopy(classifier).requires_grad_(False)      # frozen: only Θ and R are trained
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
     for _ in range(args.server_steps):
@@ -243,7 +246,7 @@ def build_sphere_net(data, args):
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # the name is kept so that results stay the same
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # any text; with another one results would change
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)
