@@ -22,7 +22,7 @@ Our main changes
              weighs in proportion to its images.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, because the weights already sum to 1.
-  Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
+  Partition  Dirichlet, class by class. A client that already holds 1/K of all images gets none of the later ones.
 Main gaps in the paper
   Initial weights  Not given by FedTGP; clients with the same extractor start with the same weights.
 All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.

@@ -23,7 +23,7 @@ Our main changes
   Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum over classes in the paper
              and a mean over images here, which pulls less if a client has several classes.
   Eq. 3      We leave out the factor 1/|𝒩_c|, because the weights already sum to 1.
-  Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
+  Partition  Dirichlet, class by class. A client that already holds 1/K of all images gets none of the later ones.
 Main gaps in the paper
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Prediction       By nearest anchor or by classifier? We report both.

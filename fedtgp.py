@@ -10,19 +10,22 @@ One round (C classes, C_i of them at client i; D features):
   2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to the global prototype
      of its class (Eq. 11).
   3. It sends its client prototypes: its class means (Eq. 2), but no class counts.     C_i · D floats
-  4. For each class the server takes the unweighted mean Q of the client prototypes. It sets δ to the largest distance
-     between two of these means, capped at τ (Eq. 9). With the loss of Eq. 10 it then trains, for S epochs and from
-     where it last stopped, one vector per class and a network F that maps these vectors to the global prototypes.
-In tested rounds every client classifies its held-out 25 % by nearest global prototype (as in the paper) and by its
-classifier.
+  4. For each class the server takes the unweighted mean of the client prototypes. It sets δ to the largest distance
+     between two of these means, capped at τ (Eq. 9). Then it trains, for S epochs, one vector per class and a network F
+     that maps these vectors to the global prototypes. The loss (Eq. 10) is the cross-entropy of a client prototype's
+     class; logits are minus the distances to the global prototypes, and δ is added to its own class's distance. Vectors
+     and F are kept for the next round.
+In tested rounds (--eval-every) every client then classifies its held-out 25 % by nearest global prototype, as in the
+paper, and by its classifier.
 
 On glyphs (digits that the program draws): 20 clients with eight small architectures, 30 % of the images, 10 rounds,
 3 epochs, momentum 0.9 at the clients.
 Our main changes
   Eq. 11     Distances are per image, not per class mean. This also penalises scatter within a class, and a class
              weighs in proportion to its images.
-  Eq. 10     The paper sums the server's loss over client prototypes. We take the mean over a batch of them.
-  Partition  Dirichlet, but a client that already holds its equal share, 1/K of all images, gets nothing more.
+  Eq. 10     The paper sums the server's loss over client prototypes. We take the mean over a batch of them. The authors'
+             code makes both changes as well.
+  Partition  Dirichlet, class by class. A client that already holds 1/K of all images gets none of the later ones.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN, as in FedSA's paper (2025). This
              paper's main tables have eight architectures: --model htfe8.
 Main gaps in the paper
@@ -109,7 +112,7 @@ def main(args):
         margin = server_margin(client_prototypes, owned, args)                             # δ, by default Eq. 9
         prototypes, server_loss = server_update(prototype_net, client_prototypes, owned, margin, t, args)  # Eq. 10
 
-        scores = evaluate_personal(clients, prototypes, t, args)
+        scores = evaluate_personal(clients, prototypes, t, args)      # all clients, with the new prototypes
         up = owned.sum() * D                                          # Σ_i C_i · D
         down = len(chosen) * C * D
         run.report(t, scores, [upload.loss for upload in uploads], up, down, server_loss=server_loss, margin=margin)
@@ -141,14 +144,16 @@ def client_update(client, prototypes, t, args):
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eq. 11 on a batch, per image. x (B, 3, height, width) uint8, y (B,), prototypes (C, D) -> scalar."""
+    """Eq. 11 on a batch, with each image's features in the place of the client's class mean P_i^c.
+
+    x (B, 3, height, width) uint8, y (B,), prototypes (C, D) -> scalar."""
     z = net.features(x)
     cross_entropy = F.cross_entropy(net.classifier(z), y)
     return cross_entropy + args.lam * prototype_distance(z, y, prototypes, args.distance)
 
 
 def prototype_distance(z, y, prototypes, kind):
-    """Second term of Eq. 11, without λ: the distance φ between a sample's features and the global prototype of
+    """Second term of Eq. 11, without λ: the distance φ between an image's features and the global prototype of
     its class, averaged over the batch.
 
     kind "euclidean"  the length of the difference, as in the paper
@@ -211,7 +216,7 @@ def class_centres(client_prototypes, owned):
 def adaptive_margin(centres, tau):
     """Eq. 9: δ, the largest distance between two class centres, capped at τ. centres Q (U, D) of U uploaded classes
     -> scalar, 0 for a single class."""
-    return distances(centres, centres).max().clamp(max=tau)           # the diagonal is 0
+    return distances(centres, centres).max().clamp(max=tau)           # the diagonal is 0, so never the largest
 
 
 def largest_nearest_distance(centres, tau):
@@ -254,7 +259,7 @@ def margin_contrastive(samples, labels, prototypes, margin):
     samples (B, D) client prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(samples, prototypes)                              # (B, C)
     is_own_class = F.one_hot(labels, len(prototypes))
-    logits = -(phi + margin * is_own_class)                           # δ for the own class alone
+    logits = -(phi + margin * is_own_class)                           # so the own distance must be smaller by δ
     return F.cross_entropy(logits, labels)                            # −log softmax: −log of Eq. 10's fraction
 
 
@@ -267,7 +272,7 @@ def add_flags(group):
     group.add_argument("--margin-rule", choices=["pairwise", "nearest", "fixed", "none"],
                        help="δ. pairwise: Eq. 9; nearest: the largest nearest-neighbour distance, as in its authors' "
                             "code; fixed: τ; none: 0")
-    group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the cap on the margin")
+    group.add_argument("--tau", type=not_negative, help="τ in Eq. 9, the cap on δ; with --margin-rule fixed, δ itself")
     group.add_argument("--server-epochs", type=at_least(1), help="S, the server's epochs per round")
     group.add_argument("--no-mlp", action="store_true", help="no F: the trainable vectors are the global prototypes")
 
