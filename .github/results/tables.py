@@ -186,18 +186,17 @@ def lead(paper, method):
 def cross_device():
     """FedSA's Table 1."""
     runs = read("cifar10-cross-device")
-    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", "", ""]]
+    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", ""]]
     for name, command in PERSONAL.items():
         cells = [command, accuracy(runs[name], in_round("classifier", 1000)),
-                 accuracy(runs[name], in_round("prototype", 1000)), accuracy(runs[name], last_round),
-                 number(FEDSA[name], 2) if name in FEDSA else "",
+                 accuracy(runs[name], in_round("prototype", 1000)), number(FEDSA[name], 2) if name in FEDSA else "",
                  difference(runs[name], runs["fedproto"], last_round) if name != "fedproto" else ""]
         if name.startswith(("fedtgp", "fedsa")):
             published = FEDSA[name.split("-")[0]] - FEDSA["fedproto"]
             cells += [number(published), reproduced(runs[name], runs["fedproto"], last_round, published)]
-        rows.append(cells + [""] * (8 - len(cells)))
-    show("cross-device", ["command", "classifier", "prototype", "better predictor", "paper",
-                          "lead over FedProto, better predictor", "paper's lead", "reproduced?"], rows)
+        rows.append(cells + [""] * (7 - len(cells)))
+    show("cross-device", ["command", "classifier", "prototype", "paper", "lead over FedProto, better predictor",
+                          "paper's lead", "reproduced?"], rows)
 
 
 def early_and_late():
@@ -309,17 +308,16 @@ def batchnorm():
     """FedFM's global model with averaged BatchNorm statistics / with statistics of its own; seed 0."""
     runs = read("cifar10-batchnorm")
     rows = []
-    for images, title, shown in [("fifth", "a fifth of the images, matching from round 6", (6, 7, 8)),
+    for images, title, shown in [("fifth", "a fifth of the images, matching from round 6", (6, 8)),
                                  ("late", "a fifth of the images, matching from round 21", (55, 56)),
                                  ("all", "all images, matching from round 2", (2,))]:
-        columns = [runs.get(f"{images}-lam-{lam}", {0: {}})[0] for lam in (0, 5, 50)]
+        columns = [runs[f"{images}-lam-{lam}"][0] for lam in (0, 50)]
         for t in shown:
             cells = [title, str(t)]
             for rounds in columns:
                 cells.append(f"{number(rounds[t]['test'])} / {number(rounds[t]['own'])}" if t in rounds else "")
             rows.append(cells)
-    show("batchnorm", ["accuracy with averaged / recomputed statistics", "round", "`--lam 0`", "`--lam 5`", "`--lam 50`"],
-         rows)
+    show("batchnorm", ["accuracy with averaged / recomputed statistics", "round", "`--lam 0`", "`--lam 50`"], rows)
 
 
 # setting, planned rounds, file, first round of a mean (None: only the last round), runs of the last four columns
