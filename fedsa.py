@@ -2,19 +2,20 @@
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
 Every client keeps its own model; clients share class means instead of weights. Skewed data and different architectures
-bias these, so their averages are biased as well and lie close together. FedSA guides clients with semantic anchors
-instead: one random vector per class, put through an embedding layer. The averages only nudge the anchors. Clients pull
-their features toward them and train their classifiers on them as well.
+bias these means, so their averages are biased as well and lie close together. FedSA guides clients with semantic
+anchors instead: one random vector per class, put through an embedding layer. The averages only nudge the anchors.
+Clients pull their features toward the anchors and train their classifiers on the anchors as well.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
   2. Each participant trains on cross-entropy
      + λ1 · the distance from an image's features to its class's anchor, mean over the batch (L_R, Eq. 5)
-     + λ2 · a contrastive loss: that anchor should be nearer than any other, by a margin d* (L_MCL, Eqs. 6 and 7)
+     + λ2 · a contrastive loss: that anchor should be nearer than any other, by a margin d* (L_MCL, Eq. 7), the larger
+       of the anchors' and the client's own (Eq. 6)
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
-In tested rounds every client classifies its held-out 25 % by nearest anchor and by its classifier.
+In tested rounds (--eval-every) every client classifies its held-out 25 % by nearest anchor and by its classifier.
 
 On glyphs (digits that the program draws): 20 clients with eight small architectures (so λ2 = 1), 30 % of the images,
 10 rounds, 3 epochs, momentum 0.9. In ten rounds the anchors hardly move.
@@ -22,8 +23,9 @@ Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how it is trained.
   Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum over classes in the paper
              and a mean over images here, which pulls less if a client has several classes.
-  Eq. 3      We leave out the factor 1/|𝒩_c|, because the weights already sum to 1.
-  Partition  Dirichlet, class by class. A client that already holds 1/K of all images gets none of the later ones.
+  Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
+             factor 1/|𝒩_c|, because the weights already sum to 1.
+  Partition  Dirichlet, class by class. A client that already holds 1/K of all images gets none of the later classes.
 Main gaps in the paper
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Prediction       By nearest anchor or by classifier? We report both.
@@ -121,11 +123,11 @@ def main(args):
 # --- the client -------------------------------------------------------------------------------------
 
 def client_update(client, anchors, t, args):
-    """Train the client's own model for E epochs (Eq. 9). Then compute its class means (Eq. 2) over all its training
-    images, in eval mode -> Upload.
+    """Compute d*, train the client's own model for E epochs (Eq. 9), then compute its class means (Eq. 2) over all its
+    training images, in eval mode -> Upload.
 
-    d* is the larger of two margins: that of the anchors and that of the client's class means before training. The paper
-    gives no formula for the first; we use Eq. 6 for both."""
+    d* is the larger of the anchors' margin and that of the client's class means before training. The paper gives no
+    formula for the first; we use Eq. 6 for both."""
     means_before, counts = class_means(client.net, client.train)                           # Eq. 2, before training
     local_margin = average_margin(means_before[counts > 0])                                # Eq. 6
     global_margin = average_margin(anchors)

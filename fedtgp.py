@@ -23,9 +23,9 @@ On glyphs (digits that the program draws): 20 clients with eight small architect
 Our main changes
   Eq. 11     Distances are per image, not per class mean. This also penalises scatter within a class, and a class
              weighs in proportion to its images.
-  Eq. 10     The paper sums the server's loss over client prototypes. We take the mean over a batch of them. The authors'
-             code makes both changes as well.
-  Partition  Dirichlet, class by class. A client that already holds 1/K of all images gets none of the later ones.
+  Eq. 10     The paper sums the server's loss over client prototypes. We take the mean over a batch of them.
+             The authors' code makes both changes as well.
+  Partition  Dirichlet, class by class. A client that already holds 1/K of all images gets none of the later classes.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN, as in FedSA's paper (2025). This
              paper's main tables have eight architectures: --model htfe8.
 Main gaps in the paper
