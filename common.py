@@ -351,7 +351,8 @@ def make_federation(data, net, args, validation=0.0):
         if len(index) == 0 and args.subset < 1 and args.contents["test images"] > 0:
             fail(f"--subset {args.subset}: leaves the server no test images of {name}")
         if len(index) == 0:
-            exit_without_data(Path(args.data, args.dataset), f"the server needs test images of {name}")
+            exit_without_data(Path(args.data, args.dataset),
+                              f"the server needs test images of {name} (in the second layout it holds out a fifth)")
         tests[name] = take(data, index, args.device)
     return clients, client_nets, tests
 
