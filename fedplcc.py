@@ -4,10 +4,10 @@
 Clients with images from different domains train one model. A prototype is a mean feature vector, and each class has
 several, because its features differ between domains. As in the earlier FedPLVM, clients cluster their features of each
 class, and the server clusters these clusters' means. Clients and server use FINCH: it links each vector to its nearest
-neighbour, and connected vectors form a cluster; then it does the same with the clusters' means, and so on. FedPLCC
+neighbour by cosine, and connected vectors form a cluster; each further pass clusters the clusters' means. FedPLCC
 weights a prototype by the share of its class's images that it stands for, so outliers count little. And L_corr (Eq. 8)
-pulls a feature toward only some of its class's prototypes, the share φ with the largest similarity · weight: the others
-may come from other domains or be outliers.
+pulls a feature toward only some of its class's prototypes, the share φ with the largest similarity · weight: the paper
+expects the others to be outliers or to come from other domains.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and, from round 2 on, prototypes with their weights.   |w| + G · (D + 1) floats to each
