@@ -8,8 +8,9 @@ apart. Clients scale features to length 1, so that all lie on one sphere, and pu
 and away from the others.
 
 One round (C classes, D features, |w| floats in the model):
-  1. The server trains Θ and its vectors for E_s steps on L_ACE (Eq. 3): the frozen global classifier should recognise
-     each anchor, + α · L_SEP (Eq. 4): no two anchors should be similar. In round 1 that classifier is untrained.
+  1. The server trains Θ and its vectors for E_s steps on L_ACE + α · L_SEP (Eq. 5). L_ACE (Eq. 3): the frozen global
+     classifier should give each anchor its class; in round 1 it is untrained. L_SEP (Eq. 4): anchors should not be
+     similar.
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
   3. Each participant trains the model for E_c epochs on cross-entropy (Eq. 9)
      + λ · a contrastive loss: features should be most similar to their class's anchor (L_COM, Eq. 8).
@@ -103,7 +104,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D), only for the pictures of a resumed run without a round left; each round replaces it
+    # (C, D); None with FedAvg. Each round replaces it, so its value counts only if a resumed run has no round left
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
