@@ -16,12 +16,14 @@ One round (C_k classes at client k; D features; |w| parameters of the model):
 The global model is then tested on the server's test images. The round with the best validation accuracy is reported
 (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in step 4.
 FedFM-Lite (Section VI) needs one exchange per round instead of two: without step 2, each participant sends the class
-means of its trained model after step 4, and the server averages these into the next round's anchors. With
---model-every 5 the model is sent only in the first and returned only in the last of five rounds.
+means of its trained model after step 4, and the server averages these into the next round's anchors. So its round 1
+never matches. With --model-every 5 the same participants train their own models for five rounds; the model is sent in
+the first and returned in the last of them, means and anchors travel in every round.
 
 On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
 Our main changes
-  Anchors    are scaled to length 1 for matching, as in the authors' code; Section VII-A mentions features only.
+  Anchors    are scaled to length 1, as in the authors' code, so step 4 has cosines; Section VII-A mentions only
+             features.
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. On data with domains T_s is 0,
              our choice.
@@ -121,13 +123,13 @@ def main(args):
     anchors = Anchors(*run.resume(no_anchors(C, D, args.device)))     # none yet; with --resume the saved ones
 
     for t in run.rounds():
-        # With --model-every a (FedFM-Lite) the same participants serve a rounds: they get the model in the first and
-        # send theirs in the last. With a = 5, first is 6 for t = 6 to 10. FedFM has a = 1, so first is t.
+        # With --model-every 5 (FedFM-Lite) the same participants serve five rounds: they get the model in the first and
+        # send theirs in the last; first is 6 for t = 6 to 10. FedFM has --model-every 1, so first is t.
         first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
         up = down = 0                                                 # floats sent in this round
         for client, client_net in zip(chosen, client_nets, strict=True):
-            client.net = client_net                                   # lent; within a rounds each keeps the same net
+            client.net = client_net                                   # lent; the same net in all these rounds
         if t == first:
             for client in chosen:
                 client.net.load_state_dict(net.state_dict())

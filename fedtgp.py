@@ -1,9 +1,10 @@
 """FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
-FedProto averages the clients' prototypes, weighted by class counts. The paper observes that the averages lie closer
-together than the prototypes of the best-separated clients. FedTGP's server trains global prototypes instead: each
-client prototype should be nearer to the global prototype of its class than to any other, by at least a margin δ.
+Every client keeps its own model, of any architecture with D features, and sends its prototypes: its mean feature of
+each class. FedProto averages these, weighted by class counts. The paper observes that the averages lie closer together
+than the prototypes of the best-separated clients. FedTGP's server trains global prototypes instead: each client
+prototype should be nearer to the global prototype of its class than to any other, by at least a margin δ.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 they are untrained.            C · D floats to each
@@ -12,9 +13,9 @@ One round (C classes, C_i of them at client i; D features):
   3. It sends its client prototypes: its class means (Eq. 2), but no class counts.     C_i · D floats
   4. For each class the server takes the unweighted mean of the client prototypes. It sets δ to the largest distance
      between two of these means, capped at τ (Eq. 9). Then it trains, for S epochs, one vector per class and a network F
-     that maps these vectors to the global prototypes. The loss (Eq. 10) is the cross-entropy of a client prototype's
-     class; logits are minus the distances to the global prototypes, and δ is added to its own class's distance. Vectors
-     and F are kept for the next round.
+     that maps these vectors to the global prototypes. The loss (Eq. 10) is a cross-entropy for each client prototype;
+     its logits are minus the distances to the global prototypes, the own class's lowered by δ. Vectors and F are kept
+     for the next round.
 In tested rounds (--eval-every) every client then classifies its held-out 25 % by nearest global prototype, as in the
 paper, and by its classifier.
 
@@ -216,7 +217,7 @@ def class_centres(client_prototypes, owned):
 def adaptive_margin(centres, tau):
     """Eq. 9: δ, the largest distance between two class centres, capped at τ. centres Q (U, D) of U uploaded classes
     -> scalar, 0 for a single class."""
-    return distances(centres, centres).max().clamp(max=tau)           # the diagonal is 0, so never the largest
+    return distances(centres, centres).max().clamp(max=tau)           # the diagonal's zeros do not matter
 
 
 def largest_nearest_distance(centres, tau):

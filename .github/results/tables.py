@@ -324,9 +324,9 @@ def batchnorm():
 SETTINGS = [
     ("CIFAR-10, four networks, 100 clients", 1000, "cifar10-cross-device", None,
      ["fedproto-off-four", "fedproto-four", "fedtgp-four", "fedsa-four"]),
-    ("the same, settings of FedTGP's code, mean of rounds 80 to 120", 1000, "cifar10-cross-device", 80,
+    ("the same, settings of FedTGP's code", 1000, "cifar10-cross-device", 80,
      [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
-    ("Fashion-MNIST, eight small CNNs, mean of rounds 6 to 10", 1000, "fmnist", 6,
+    ("Fashion-MNIST, eight small CNNs", 1000, "fmnist", 6,
      ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
     ("digits, a tenth of the images, one client per data set, FedSA `--projection linear`", 12, "digits", None,
      ["fedproto-off", "fedproto", "fedtgp", "fedsa-linear"]),
@@ -348,7 +348,8 @@ def settings():
         data = read(file)
         runs = [data[one] if one else None for one in names]
         t = common_round([run for run in runs[1:] if run])
-        cells = [setting, f"{t} of {planned}",
+        tested = f"{first} to {t} (mean)" if first else str(t)
+        cells = [setting, f"{tested} of {planned}",
                  number(np.mean([rounds[t]["most_frequent"] for rounds in runs[1].values()]))]
         for run in runs:
             end = min(t, common_round([run])) if run else t
