@@ -201,7 +201,7 @@ def server_update(anchor_net, classifier, args):
 
     An epoch of the paper's E_s is one step on all C anchors, as in Algorithm 1. Learning rate, momentum and weight
     decay are the clients'."""
-    classifier = copy.deepcopy(classifier).requires_grad_(False)      # frozen: only Θ and R are trained
+    classifier = copy.deepcopy(classifier).requires_grad_(False)      # a frozen copy: only Θ and R are trained
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
                                 weight_decay=args.weight_decay)
     for _ in range(args.server_steps):
