@@ -311,7 +311,7 @@ def batchnorm():
     runs = read("cifar10-batchnorm")
     rows = []
     for images, title, shown in [("fifth", "a fifth of the images, matching from round 6", (6, 8)),
-                                 ("late", "a fifth of the images, matching from round 21", (55, 56)),
+                                 ("late", "a fifth of the images, matching from round 21", (80,)),
                                  ("all", "all images, matching from round 2", (2,))]:
         columns = [runs[f"{images}-lam-{lam}"][0] for lam in (0, 50)]
         for t in shown:
