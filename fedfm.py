@@ -1,34 +1,37 @@
 """FedFM: Anchor-based Feature Matching for Data Heterogeneity in Federated Learning.
 Ye, Ni, Xu, Wang, Chen, Eldar. IEEE Transactions on Signal Processing, 2023.
 
-Clients with different data learn different feature spaces, so their averaged model classifies worse. FedFM gives all
-clients the same anchors, the mean feature vector of each class. Each client pulls a feature toward the anchor of its
-class and away from the others.
+Clients with different data learn different feature spaces, and averaging their models costs accuracy. FedFM gives all
+clients the same anchors: for each class the mean of its features over all clients. Each client pulls a feature toward
+the anchor of its class and away from the others.
 
 One round (C_k classes at client k; D features; |w| parameters of the model):
   1. The server sends the global model.                                                |w| floats to each
   2. Each participant sends its class means under this model (Eq. 8) and class counts. C_k · (D + 1) floats from each
   3. The server averages them, weighted by the counts (Eq. 9), and sends the anchors.  D floats per anchor to each
-  4. Each participant trains on cross-entropy + λ · contrastive guiding (Eq. 2): a second cross-entropy, whose logits
-     are a feature's cosines with the anchors, divided by the temperature α (Section IV-C).
+  4. Each participant trains on cross-entropy + λ · contrastive guiding (Eq. 2). Contrastive guiding is a second
+     cross-entropy; its logits are a feature's cosines with the anchors, divided by the temperature α (Section IV-C).
   5. Each participant sends its model, and the server averages the models, weighted by
      their numbers of images (Eq. 11).                                                 |w| floats from each
-The global model is then tested on the server's test images. The round with the best validation accuracy is reported
-(Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in step 4.
+The global model is then tested on the server's test images. The round with the best accuracy on the clients'
+validation images is reported (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and
+cross-entropy alone in step 4.
 FedFM-Lite (Section VI) needs one exchange per round instead of two: without step 2, each participant sends the class
 means of its trained model after step 4, and the server averages these into the next round's anchors. So its round 1
-never matches. With --model-every 5 the same participants train their own models for five rounds; the model is sent in
-the first and returned in the last of them, means and anchors travel in every round.
+never matches. With --model-every 5 the participants stay the same for five rounds: they receive the model in the first,
+each trains its own copy, and they return it in the fifth. Class means and anchors still travel in every round with
+matching.
 
-On glyphs: 4 clients, one per domain, 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs, T_s = 0.
+On glyphs: 4 clients, one per domain, with 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs,
+T_s = 0.
 Our main changes
-  Anchors    are scaled to length 1, as in the authors' code, so step 4 has cosines; Section VII-A mentions only
+  Anchors    are scaled to length 1, as in the authors' code, so step 4 has cosines; Section VII-A scales only the
              features.
 Main gaps in the paper
-  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. On data with domains T_s is 0,
-             our choice.
-  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10 these
-             averages do not fit the averaged model when matching begins: accuracy drops to chance, then recovers.
+  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. On data with domains we chose
+             T_s = 0.
+  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10
+             they do not fit the averaged model when matching begins: accuracy drops to chance, then recovers.
 All deviations, equations, published results: .github/papers/fedfm.md. Our results: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
@@ -90,7 +93,7 @@ SETTINGS = {
     # 23,713). The authors' code has this ResNet50 as well, and augments.
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
     # our choices for data that the paper does not use
-    "digits": dict(DOMAINS, images_per_class=30),                     # FedLSA's digits
+    "digits": dict(DOMAINS, images_per_class=30),                     # as in FedLSA's paper
     "domains": DOMAINS,                                               # other folders with domains
     "glyphs": dict(DOMAINS, images_per_class=20, rounds=10, local_epochs=5, checkpoint_every=0),
 }
@@ -123,8 +126,8 @@ def main(args):
     anchors = Anchors(*run.resume(no_anchors(C, D, args.device)))     # none yet; with --resume the saved ones
 
     for t in run.rounds():
-        # With --model-every 5 (FedFM-Lite) the same participants serve five rounds: they get the model in the first and
-        # send theirs in the last; first is 6 for t = 6 to 10. FedFM has --model-every 1, so first is t.
+        # FedFM-Lite with --model-every 5: participants are drawn in rounds 1, 6, 11, ... and stay for five rounds.
+        # They get the model in the first and send theirs in the fifth. In FedFM first is always t.
         first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
         up = down = 0                                                 # floats sent in this round
@@ -165,6 +168,7 @@ def main(args):
 
     results = summarize(run)                                          # picks the best round by validation accuracy
     labels = anchors.has_anchor.nonzero().flatten()                   # the classes that have an anchor
+    # FedFM's anchors are those of the model before the last round's training, net is the model after it
     draw_pictures(run, data, clients, prototypes=anchors.vectors[labels], labels=labels, net=net, tests=tests)
     print_cluster_quality(net, tests, args.seed)                      # of the final model, as in Table V
     return results
@@ -234,8 +238,8 @@ def local_loss(net, x, y, anchors, args):
 
 def contrastive_guiding(z, y, anchors, temperature):
     """Contrastive guiding, Section IV-C: −log( exp(cos(z_b, a_{y_b}) / α) / Σ_i exp(cos(z_b, a_i) / α) ), mean over the
-    samples whose class has an anchor (all have, except in FedFM-Lite with --participation below 1). Features are scaled
-    to length 1 as in Section VII-A, anchors as in the authors' code; a class without an anchor is left out of the sum.
+    batch. Features are scaled to length 1 as in Section VII-A, anchors as in the authors' code. A class without an
+    anchor (only in FedFM-Lite with --participation below 1) is left out of the sum, its samples out of the mean.
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
@@ -265,8 +269,8 @@ def proximal(net, start):
 def new_anchors(local_means, counts, anchors, aggregate):
     """Eq. 9 over the participants. A class that none of them has keeps its anchor.
 
-    aggregate "uniform": the plain mean of Section VII-D.1. For a participant that lacks a class, that class's old
-    anchor counts, if there is one.
+    aggregate "uniform": the plain mean of Section VII-D.1. For a participant that lacks a class, the class's old
+    anchor takes part instead, if there is one.
     local_means (m, C, D), counts (m, C) -> Anchors."""
     if aggregate == "uniform":
         owned = counts > 0                                            # (m, C)
@@ -292,7 +296,7 @@ def floats_of_means(counts, args):
     """Traffic of the class means and counts that the participants send, in floats. counts (m, C)."""
     if args.aggregate == "uniform":
         m, C = counts.shape
-        return m * C * args.feature_dim                               # the paper's C · D from each, without counts
+        return m * C * args.feature_dim                               # the paper's C · D from each; counts not counted
     return (counts > 0).sum() * (args.feature_dim + 1)                # means of its own classes, and their counts
 
 

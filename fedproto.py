@@ -7,24 +7,25 @@ prototype: the mean feature of its images of that class. The server averages the
 and clients pull their features toward it.
 
 One round (C classes, C_i of them at client i; D features):
-  1. The server sends the global prototypes; in round 1 it has none.                   D floats per class to each
+  1. The server sends the global prototypes; in round 1 it has none.                   D floats per prototype to each
   2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to the global prototype
      of its class (Eq. 4).
   3. After training it sends its class means (Eq. 2) and class counts.                 C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), into the next global prototypes. A class that nobody
-     sent keeps its prototype.
+     sent keeps its old one.
 In tested rounds (--eval-every) every client classifies its held-out 25 % by the nearest new global prototype, as in
 FedTGP, and by its classifier.
 
 On glyphs (digits that the program draws): 20 clients with eight small architectures, 30 % of the images, 10 rounds,
 3 epochs, momentum 0.9.
 Our main changes
-  Eq. 4      Distances are per image, not per class mean. This also penalises scatter within a class, and a class
-             weighs in proportion to its images.
+  Eq. 4      Distances are per image, not per class mean. This also penalises scatter within a class, and classes
+             with more images count more.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, because the weights already sum to 1.
-  Partition  Dirichlet, class by class. A client that already holds 1/K of all images gets none of the later classes.
 Main gaps in the paper
+  Partition        Each class is divided by Dir(β); a client that already holds 1/K of all images gets none of the later
+                   classes, as in MOON's code.
   Initial weights  Not given by FedTGP; clients with the same extractor start with the same weights.
   Accuracy         A mean over clients or over images? We pool all clients' test images.
 All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
@@ -143,7 +144,7 @@ def local_loss(net, x, y, prototypes, has_prototype, args):
 
 def prototype_distance(z, y, prototypes, has_prototype, kind):
     """Second term of Eq. 4, without λ: the distance φ between a sample's features and the prototype of its class,
-    averaged over the samples whose class has one. FedTGP applies φ to class means.
+    averaged over the samples whose class has one.
 
     kind "euclidean"  the length of the difference, as in FedTGP
          "mse"        its square divided by D

@@ -1,32 +1,33 @@
 """FedSA: A Unified Representation Learning via Semantic Anchors for Prototype-based Federated Learning.
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
-Every client keeps its own model; clients share class means instead of weights. Skewed data and different architectures
-bias these means, so their averages are biased as well and lie close together. FedSA guides clients with semantic
-anchors instead: one random vector per class, put through an embedding layer. The averages only nudge the anchors.
-Clients pull their features toward the anchors and train their classifiers on the anchors as well.
+Every client keeps its own model; clients share class means instead of weights. The paper argues that skewed
+data and different architectures bias these means, and that their averages then lie close together. FedSA guides clients
+with semantic anchors instead: one random vector per class, put through an embedding layer. The averages only nudge the
+anchors. Clients pull their features toward the anchors and train their classifiers on the anchors as well.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
   2. Each participant trains on cross-entropy
      + λ1 · the distance from an image's features to its class's anchor, mean over the batch (L_R, Eq. 5)
-     + λ2 · a contrastive loss: that anchor should be nearer than any other, by a margin d* (L_MCL, Eq. 7), the larger
-       of the anchors' and the client's own (Eq. 6)
+     + λ2 · a contrastive loss: that anchor should be nearer than any other, by a margin d* (L_MCL, Eq. 7); d* is the
+       larger of two margins, the anchors' and that of the client's class means (Eq. 6)
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
-  3. It sends its class means (Eq. 2) and class counts.                                C_i · (D + 1) floats
+  3. It sends its new class means (Eq. 2) and class counts.                              C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
 In tested rounds (--eval-every) every client classifies its held-out 25 % by nearest anchor and by its classifier.
 
 On glyphs (digits that the program draws): 20 clients with eight small architectures (so λ2 = 1), 30 % of the images,
-10 rounds, 3 epochs, momentum 0.9. In ten rounds the anchors hardly move.
+10 rounds, 3 epochs, momentum 0.9. In ten rounds the anchors hardly move (α^10 = 0.999).
 Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how it is trained.
-  Eqs. 5, 7  We compare each image's features, not class means, with anchors. Eq. 5 is a sum over classes in the paper
-             and a mean over images here, which pulls less if a client has several classes.
+  Eqs. 5, 7  We compare the anchors with each image's features, not with class means. Eq. 5 is a sum over classes in
+             the paper and a mean over images here, which pulls less if a client has several classes.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, because the weights already sum to 1.
-  Partition  Dirichlet, class by class. A client that already holds 1/K of all images gets none of the later classes.
 Main gaps in the paper
+  Partition        Each class is divided by Dir(β); a client that already holds 1/K of all images gets none of the later
+                   classes, as in MOON's code.
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Prediction       By nearest anchor or by classifier? We report both.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
@@ -50,7 +51,7 @@ from common import (GROUPS, Run, class_means, distances, draw_pictures, evaluate
 # --- settings ---------------------------------------------------------------------------------------
 
 BASE = dict(                # the paper's "Implementation details", unless a comment says otherwise
-    clients=20,             # K, the paper's m; cross-silo. Cross-device, the paper's main setting: 100
+    clients=20,             # K (the paper writes m), cross-silo; 100 in the cross-device setting, the paper's main one
     participation=1.0,      # ρ, cross-silo; cross-device: 0.1
     partition="dirichlet",  # paragraph "Statistical heterogeneity"
     beta=0.1,               # β, same paragraph
@@ -127,7 +128,7 @@ def client_update(client, anchors, t, args):
     training images, in eval mode -> Upload.
 
     d* is the larger of the anchors' margin and that of the client's class means before training. The paper gives no
-    formula for the first; we use Eq. 6 for both."""
+    formula for the anchors' margin; we use Eq. 6 for both."""
     means_before, counts = class_means(client.net, client.train)                           # Eq. 2, before training
     local_margin = average_margin(means_before[counts > 0])                                # Eq. 6
     global_margin = average_margin(anchors)
@@ -176,7 +177,6 @@ def regularization(z, y, anchors, kind):
 
 def average_margin(points):
     """Eq. 6, the margin d_i of N points, which are a client's class means or the anchors. d is the Euclidean distance.
-    The paper's divisor makes it N/(N − 1) times the mean distance between two points.
 
     points (N, D) -> scalar; 0 for one point, where Eq. 6 is 0/0."""
     N = len(points)
@@ -250,8 +250,7 @@ def add_flags(group):
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the weight of the old anchor")
     group.add_argument("--distance", choices=["euclidean", "mse"],
-                       help="d in Eq. 5. euclidean: the paper's; mse: as in the authors' code, "
-                            "about half of whose commands also set --lam-r 10")
+                       help="d in Eq. 5. euclidean: the paper's; mse: mean squared error, as in the authors' code")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],
                        help="embedding layer of the anchors. mlp: the authors' code; linear: one layer; none: Table 4")
 
