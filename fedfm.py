@@ -19,8 +19,7 @@ cross-entropy alone in step 4.
 FedFM-Lite (Section VI) needs one exchange per round instead of two: without step 2, each participant sends the class
 means of its trained model after step 4, and the server averages these into the next round's anchors. So its round 1
 never matches. With --model-every 5 the participants stay the same for five rounds: they receive the model in the first,
-each trains its own copy, and they return it in the fifth. Class means and anchors still travel in every round with
-matching.
+each trains its own copy, and they return it in the fifth. Class means and anchors travel as often as before.
 
 On glyphs: 4 clients, one per domain, with 20 images per class (20 % for validation), ResNet10, 10 rounds, 5 epochs,
 T_s = 0.
@@ -28,7 +27,7 @@ Our main changes
   Anchors    are scaled to length 1, as in the authors' code, so step 4 has cosines; Section VII-A scales only the
              features.
 Main gaps in the paper
-  λ and T_s  are tuned in the paper. We use 50 and 20, which it calls generally better. On data with domains we chose
+  λ and T_s  are tuned in the paper. We use 50 and 20, which it recommends in general. On data with domains we chose
              T_s = 0.
   BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10
              they do not fit the averaged model when matching begins: accuracy drops to chance, then recovers.
@@ -132,7 +131,7 @@ def main(args):
         chosen = participants(clients, first, args)
         up = down = 0                                                 # floats sent in this round
         for client, client_net in zip(chosen, client_nets, strict=True):
-            client.net = client_net                                   # lent; the same net in all these rounds
+            client.net = client_net                                   # borrowed until the next exchange of models
         if t == first:
             for client in chosen:
                 client.net.load_state_dict(net.state_dict())
@@ -239,7 +238,7 @@ def local_loss(net, x, y, anchors, args):
 def contrastive_guiding(z, y, anchors, temperature):
     """Contrastive guiding, Section IV-C: −log( exp(cos(z_b, a_{y_b}) / α) / Σ_i exp(cos(z_b, a_i) / α) ), mean over the
     batch. Features are scaled to length 1 as in Section VII-A, anchors as in the authors' code. A class without an
-    anchor (only in FedFM-Lite with --participation below 1) is left out of the sum, its samples out of the mean.
+    anchor is left out of the sum, its samples out of the mean.
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
@@ -296,7 +295,7 @@ def floats_of_means(counts, args):
     """Traffic of the class means and counts that the participants send, in floats. counts (m, C)."""
     if args.aggregate == "uniform":
         m, C = counts.shape
-        return m * C * args.feature_dim                               # the paper's C · D from each; counts not counted
+        return m * C * args.feature_dim                               # the paper's C · D from each, no counts
     return (counts > 0).sum() * (args.feature_dim + 1)                # means of its own classes, and their counts
 
 
@@ -318,8 +317,7 @@ def check(args):
 def add_flags(group):
     group.add_argument("--lam", type=not_negative, help="λ in Eq. 2, weight of the matching; 0: FedAvg")
     group.add_argument("--match", choices=["cg", "l2"],
-                       help="cg: contrastive guiding; l2: squared distance, Eq. 3 "
-                            "(with D = 512, λ = 0.0977 is the authors' 50)")
+                       help="cg: contrastive guiding; l2: squared distance, Eq. 3")
     group.add_argument("--temperature", type=positive, help="α of contrastive guiding")
     group.add_argument("--warmup", type=at_least(0), help="T_s, rounds of FedAvg before matching begins")
     group.add_argument("--aggregate", choices=["weighted", "uniform"],

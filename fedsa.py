@@ -1,19 +1,19 @@
 """FedSA: A Unified Representation Learning via Semantic Anchors for Prototype-based Federated Learning.
 Zhou, Qu, You, Zhou, Tang, Zheng, Cai, Wu. AAAI 2025.
 
-Every client keeps its own model; clients share class means instead of weights. The paper argues that skewed
-data and different architectures bias these means, and that their averages then lie close together. FedSA guides clients
-with semantic anchors instead: one random vector per class, put through an embedding layer. The averages only nudge the
-anchors. Clients pull their features toward the anchors and train their classifiers on the anchors as well.
+Every client keeps its own model; clients share class means instead of weights. The paper argues that skewed data and
+different architectures bias these means, and that their averages then lie close together. So FedSA's clients pull their
+features toward semantic anchors: one random vector per class, put through an embedding layer. The averages only nudge
+the anchors. Clients train their classifiers on the anchors as well.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
-  2. Each participant trains on cross-entropy
+  2. Each participant computes a margin d*: the larger of two margins, that of the anchors and that of its class means
+     (Eq. 6). Then it trains on cross-entropy
      + λ1 · the distance from an image's features to its class's anchor, mean over the batch (L_R, Eq. 5)
-     + λ2 · a contrastive loss: that anchor should be nearer than any other, by a margin d* (L_MCL, Eq. 7); d* is the
-       larger of two margins, the anchors' and that of the client's class means (Eq. 6)
+     + λ2 · a contrastive loss: that anchor should be nearer than any other, by d* (L_MCL, Eq. 7)
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
-  3. It sends its new class means (Eq. 2) and class counts.                              C_i · (D + 1) floats
+  3. It sends its new class means (Eq. 2) and class counts.                            C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
 In tested rounds (--eval-every) every client classifies its held-out 25 % by nearest anchor and by its classifier.
 
@@ -22,12 +22,11 @@ On glyphs (digits that the program draws): 20 clients with eight small architect
 Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how it is trained.
   Eqs. 5, 7  We compare the anchors with each image's features, not with class means. Eq. 5 is a sum over classes in
-             the paper and a mean over images here, which pulls less if a client has several classes.
+             the paper and a mean over images here, so with the same λ1 our pull is weaker.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, because the weights already sum to 1.
+  Partition  Dir(β) for each class, but a client that already holds 1/K of all images gets none of the later classes.
 Main gaps in the paper
-  Partition        Each class is divided by Dir(β); a client that already holds 1/K of all images gets none of the later
-                   classes, as in MOON's code.
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Prediction       By nearest anchor or by classifier? We report both.
 All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
@@ -206,8 +205,8 @@ def classifier_calibration(classifier, anchors):
 # --- the server -------------------------------------------------------------------------------------
 
 def make_anchors(C, D, projection):
-    """Semantic anchors Ā (C, D): an embedding of A ~ N(0, I), drawn once, never trained. The paper specifies neither
-    distribution nor layer.
+    """Semantic anchors Ā (C, D): an embedding of A ~ N(0, I). Both are drawn once and never trained. The paper
+    specifies neither distribution nor layer.
 
     projection "mlp"     two blocks of Linear, BatchNorm (over the C anchors) and ReLU, as in the authors' code
                "linear"  one Linear layer, our choice
@@ -252,7 +251,8 @@ def add_flags(group):
     group.add_argument("--distance", choices=["euclidean", "mse"],
                        help="d in Eq. 5. euclidean: the paper's; mse: mean squared error, as in the authors' code")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],
-                       help="embedding layer of the anchors. mlp: the authors' code; linear: one layer; none: Table 4")
+                       help="embedding layer of the anchors. mlp: the authors' code; linear: one layer; "
+                            "none: Table 4's first row")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Prints every table of the results page and of the README from the CSV files beside it, and draws the README's figure.
+"""Prints every table of the results page and of the README from the CSV files beside it, and draws the README's figures.
 
     python .github/results/tables.py
 
@@ -14,7 +14,7 @@ import numpy as np
 HERE = Path(__file__).parent
 PICTURES = HERE.parent / "pictures"
 DOMAINS = ["caltech", "amazon", "webcam", "dslr"]
-T_QUANTILE = 4.303  # 97.5 % quantile of Student's t for three seeds
+T_QUANTILE = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # 97.5 % quantiles of Student's t, by number of seeds
 
 # the papers' numbers
 FEDSA = {"fedproto": 87.49, "fedtgp": 87.98, "fedsa": 88.78}  # Table 1, CIFAR-10, cross-device
@@ -85,7 +85,7 @@ def accuracy(run, function):
 
 
 def difference(run, base, function):
-    """The mean of three seeds' differences, with its 95 % t-interval. A bound that would read 0.0 gets a second digit."""
+    """The mean of the seeds' differences, with its 95 % t-interval. A bound that would read 0.0 gets a second digit."""
     differences = by_seed(run, base, function)
     low, high = interval(differences)
     digits = 2 if min(abs(low), abs(high)) < 0.05 else 1
@@ -105,9 +105,9 @@ def by_seed(run, base, function):
 
 
 def interval(differences):
-    """The 95 % t-interval of three differences."""
-    assert len(differences) == 3, "T_QUANTILE is that of three seeds"
-    half = T_QUANTILE * np.std(differences, ddof=1) / np.sqrt(3)
+    """The 95 % t-interval of the seeds' differences."""
+    n = len(differences)
+    half = T_QUANTILE[n] * np.std(differences, ddof=1) / np.sqrt(n)
     return np.mean(differences) - half, np.mean(differences) + half
 
 
@@ -377,7 +377,7 @@ def readme_demo():
     show("readme-demo", ["test accuracy in %, seed 0", "classifier", "prototype"], rows)
 
 
-def draw():
+def draw_cifar10():
     """The mean over three seeds, CIFAR-10, 100 clients. Dotted: FedSA's Table 1, which names no round or predictor."""
     runs = read("cifar10-cross-device")
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
@@ -405,11 +405,42 @@ def draw():
     plt.close(figure)
 
 
+def draw_office():
+    """Office-Caltech, mean of the four domains: the mean over the seeds, and ± their standard deviation as a band.
+    Dotted: the papers' accuracies."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    for axis, file, paper, title, runs_drawn in [
+            (axes[0], "office-fedlsa", FEDLSA, "ten clients (FedLSA's paper)", [
+                ("fedavg", "fedavg", "FedAvg", "grey"),
+                ("fedavg-length-1", None, "FedAvg, features scaled to length 1", "C1"),
+                ("fedlsa", "fedlsa", "FedLSA", "C0")]),
+            (axes[1], "office-fedplcc", FEDPLCC, "four clients (FedPLCC's paper)", [
+                ("fedavg", "fedavg", "FedAvg", "grey"),
+                ("fedplcc-letter", "fedplcc", "FedPLCC", "C2")])]:
+        runs = read(file)
+        for name, published, label, colour in runs_drawn:
+            tested = sorted(runs[name][0])
+            accuracies = np.array([[mean_of_domains(t)(rounds) for t in tested] for rounds in runs[name].values()])
+            mean, std = accuracies.mean(0), accuracies.std(0, ddof=1)
+            axis.plot(tested, mean, color=colour, label=label)
+            axis.fill_between(tested, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+            if published:
+                axis.axhline(paper[published][4], color=colour, linestyle=":", linewidth=1.5)
+        axis.plot([], [], ":", color="black", linewidth=1.5, label="the paper, in the method's colour")
+        axis.set(title=title, xlabel="round", xlim=(0, 100), ylim=(0, 85))
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, loc="lower right", fontsize="small")
+    axes[0].set_ylabel("accuracy, mean of four domains (%)")
+    figure.savefig(PICTURES / "office.png", dpi=100)
+    plt.close(figure)
+
+
 def main():
     for table in [readme_demo, readme_personal, readme_global, cross_device, early_and_late, cross_silo, office_fedlsa,
                   ablations, sphere, office_fedplcc, fedfm, batchnorm, settings]:
         table()
-    draw()
+    draw_cifar10()
+    draw_office()
 
 
 if __name__ == "__main__":
