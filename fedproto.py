@@ -23,11 +23,10 @@ Our main changes
              with more images count more.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, because the weights already sum to 1.
-  Partition  Dir(β) for each class, but a client that already holds 1/K of all images gets none of the later classes.
 Main gaps in the paper
   Initial weights  Not given by FedTGP; clients with the same extractor start with the same weights.
   Accuracy         A mean over clients or over images? We pool all clients' test images.
-All deviations, equations, published results: .github/papers/fedproto.md. Our results: .github/results/README.md.
+All deviations, equations, published rows: .github/papers/fedproto.md. Our results: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, about a minute
     python fedproto.py --dataset cifar10 --model htfe8                       FedTGP's Table 1, eight architectures

@@ -25,11 +25,10 @@ Our main changes
              the paper and a mean over images here, so with the same λ1 our pull is weaker.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, because the weights already sum to 1.
-  Partition  Dir(β) for each class, but a client that already holds 1/K of all images gets none of the later classes.
 Main gaps in the paper
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Prediction       By nearest anchor or by classifier? We report both.
-All deviations, equations, published results: .github/papers/fedsa.md. Our results: .github/results/README.md.
+All deviations, equations, published rows: .github/papers/fedsa.md, fedproto.md. Our results: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, about a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1                  Table 1, cross-device

@@ -26,7 +26,6 @@ Our main changes
              with more images count more.
   Eq. 10     The paper sums the server's loss over client prototypes. We take the mean over a batch of them.
              The authors' code makes both changes as well.
-  Partition  Dir(β) for each class, but a client that already holds 1/K of all images gets none of the later classes.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN, as in FedSA's paper (2025). This
              paper's main tables have eight architectures: --model htfe8.
 Main gaps in the paper
@@ -34,7 +33,7 @@ Main gaps in the paper
                    each centre's distance to its nearest other one, and the largest of these (--margin-rule nearest).
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Server           Optimiser, batch size and F's hidden width are not given; ours are those of the authors' code.
-All deviations, equations, published results: .github/papers/fedtgp.md. Our results: .github/results/README.md.
+All deviations, equations, published rows: .github/papers/fedtgp.md, fedproto.md. Our results: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, about a minute
     python fedtgp.py --dataset cifar10 --model htfe8                       Table 1, eight architectures
