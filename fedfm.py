@@ -31,7 +31,7 @@ Main gaps in the paper
              T_s = 0.
   BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10
              they do not fit the averaged model when matching begins: accuracy drops to chance, then recovers.
-All deviations, equations, published rows: .github/papers/fedfm.md. Our results: .github/results/README.md.
+All deviations, equations, published rows: .github/papers/fedfm.md. Our rows: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
     python fedfm.py --dataset cifar10                            Table III, NIID-1 (--partition dominant: NIID-2)
