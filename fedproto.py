@@ -7,14 +7,14 @@ prototype: the mean feature of its images of that class. The server averages the
 and clients pull their features toward it.
 
 One round (C classes, C_i of them at client i; D features):
-  1. The server sends the global prototypes; in round 1 it has none.                   D floats per prototype to each
+  1. The server sends the global prototypes; in round 1 it has none.                   D floats for each prototype
   2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to the global prototype
      of its class (Eq. 4).
   3. After training it sends its class means (Eq. 2) and class counts.                 C_i · (D + 1) floats
-  4. The server averages the means, weighted by the counts (Eq. 3), into the next global prototypes. A class that nobody
-     sent keeps its old one.
-In tested rounds (--eval-every) every client classifies its held-out 25 % by the nearest new global prototype, as in
-FedTGP, and by its classifier.
+  4. The server averages the means, weighted by the counts (Eq. 3), into the next global prototypes. A class that no
+     participant has keeps its old one.
+In tested rounds (--eval-every) every client classifies its held-out 25 % twice: by the nearest new global prototype, as
+in FedTGP, and by its own classifier.
 
 On glyphs (digits that the program draws): 20 clients with eight small architectures, 30 % of the images, 10 rounds,
 3 epochs, momentum 0.9.
@@ -23,6 +23,7 @@ Our main changes
              with more images count more.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, because the weights already sum to 1.
+  Network    One small CNN for all clients, as in FedSA (2025). FedTGP's main tables: --model htfe8.
 Main gaps in the paper
   Initial weights  Not given by FedTGP; clients with the same extractor start with the same weights.
   Accuracy         A mean over clients or over images? We pool all clients' test images.
@@ -141,13 +142,13 @@ def local_loss(net, x, y, prototypes, has_prototype, args):
 
 
 def prototype_distance(z, y, prototypes, has_prototype, kind):
-    """Second term of Eq. 4, without λ: the distance φ between a sample's features and the prototype of its class,
-    averaged over the samples whose class has one.
+    """Second term of Eq. 4, without λ, for images, not class means: the distance φ between an image's features and
+    the prototype of its class, averaged over the images whose class has one.
 
     kind "euclidean"  the length of the difference, as in FedTGP
          "mse"        its square divided by D
 
-    z (B, D), y (B,), prototypes (C, D), has_prototype (C,) bool -> scalar; 0 if no sample's class has a prototype."""
+    z (B, D), y (B,), prototypes (C, D), has_prototype (C,) bool -> scalar; 0 if no image's class has a prototype."""
     difference = z - prototypes[y]
     if kind == "euclidean":
         phi = difference.norm(dim=1)
