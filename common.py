@@ -1285,7 +1285,7 @@ def print_what_next(args):
     if any(getattr(args, name) for name in weights) and args.resume is None:
         off = " ".join(f"--{name.replace('_', '-')} 0" for name in weights)
         name = f"{args.name}-off" if args.name else "off"
-        print(f"the same without guidance: python {shlex.join(sys.argv)} {off} --name {name}")
+        print(f"the same without guidance: python {shlex.join(sys.orig_argv[1:])} {off} --name {name}")
     out = args.out if args.resume is None else str(Path(args.resume).parent)
     print(f"all runs in one table: python common.py {shlex.quote(out)}/*")
 

@@ -204,11 +204,12 @@ def test_a_picture_that_fails_costs_only_itself(tmp_path, monkeypatch, capsys):
 
 
 def test_what_to_type_next(monkeypatch, capsys):
-    """The control has every weight at 0; it is not suggested after itself."""
-    monkeypatch.setattr(sys, "argv", ["fedsa.py", "--subset", "0.1"])
+    """The control has every weight at 0; it is not suggested after itself. A script of the class stays in the command."""
+    monkeypatch.setattr(sys, "argv", ["fedsa.py", "--subset", "0.1"])  # what a script of the class leaves of it
+    monkeypatch.setattr(sys, "orig_argv", ["python", "exam.py", "fedsa.py", "--subset", "0.1"])
     args = SimpleNamespace(lam_r=0, lam_cc=0.1, lr=0.1, out="runs", resume=None, name=None)
     common.print_what_next(args)
-    assert "python fedsa.py --subset 0.1 --lam-r 0 --lam-cc 0 --name off\n" in capsys.readouterr().out
+    assert "python exam.py fedsa.py --subset 0.1 --lam-r 0 --lam-cc 0 --name off\n" in capsys.readouterr().out
     args.name = "mine"
     common.print_what_next(args)
     assert "--lam-cc 0 --name mine-off\n" in capsys.readouterr().out
