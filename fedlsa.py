@@ -1,19 +1,19 @@
 """FedLSA: Beyond Federated Prototype Learning: Learnable Semantic Anchors with Hyperspherical Contrast for
 Domain-Skewed Data. Fu, Huang, Lai, Liao, Zhang, Chen. AAAI 2025.
 
-Each client has images from one domain: photos, sketches, ... Other methods average each class's features into a
-prototype; prototypes keep traces of the domains and may lie close together. So FedLSA's server learns one anchor per
-class: a small network Θ makes it from a trainable vector. The server uses no client features and keeps the anchors far
-apart. Clients scale features to length 1, so that all lie on one sphere, and pull each toward the anchor of its class
-and away from the others.
+Each client has images from one domain: photos, sketches, ... Earlier prototype methods average each class's features
+into a prototype; prototypes keep traces of the domains and may lie close together. So FedLSA's server learns one anchor
+per class: a small network Θ makes it from a trainable vector. The server uses no client features and keeps the anchors
+far apart. Clients scale features to length 1, so that all lie on one sphere, and pull each toward the anchor of its
+class and away from the others.
 
 One round (C classes, D features, |w| floats in the model):
   1. The server trains Θ and its vectors for E_s steps on L_ACE + α · L_SEP (Eq. 5). L_ACE (Eq. 3): the frozen global
-     classifier should give each anchor its class; in round 1 it is untrained. L_SEP (Eq. 4): anchors should not be
+     classifier should classify each anchor correctly; in round 1 it is untrained. L_SEP (Eq. 4): anchors should not be
      similar.
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
-  3. Each participant trains the model for E_c epochs on cross-entropy (Eq. 9)
-     + λ · a contrastive loss: features should be most similar to their class's anchor (L_COM, Eq. 8).
+  3. Each participant trains the model for E_c epochs on cross-entropy (Eq. 9) + λ · a contrastive loss (Eq. 10):
+     features should be most similar to their class's anchor (L_COM, Eq. 8).
   4. It sends the model, and the server averages the models.                           |w| floats
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
@@ -23,15 +23,15 @@ Our main changes
   Eq. 4    We divide by the temperature τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  We scale them to length 1, like the mean directions in Eq. 6; otherwise Eq. 4 has no lower bound.
 Main gaps in the paper
-  Shares   How much of its domain a client has. Ours are from the code of other papers; the share matters a lot.
+  Shares   Which fraction of its domain's images a client has. Ours is from other papers' code, and it matters a lot.
   Average  How models are weighted. We use image counts; on digits SVHN's clients count ten times as much as USPS's.
-  FedAvg   Whether the paper's FedAvg scales features to length 1. With scaling: --lam 0; without, as in our
-           comparison with the paper: --lam 0 --no-sphere.
+  FedAvg   Whether the paper's FedAvg scales features to length 1 (--lam 0) or not (--lam 0 --no-sphere). We compare
+           with the second, which is closer to the paper's accuracy.
   Values   Which α, λ and τ belong to which data set; the paper names two values of each.
 All deviations, equations, published rows: .github/papers/fedlsa.md. Our rows: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, about a minute
-    python fedlsa.py --dataset office                         Table 2, as digits; pacs: Table 3
+    python fedlsa.py --dataset office                         Table 2 on Office-Caltech (pacs: Table 3)
     python fedlsa.py --dataset office --alpha 0               Table 5, without L_SEP
     python fedlsa.py --dataset office --lam 0 --no-sphere     FedAvg
 """
@@ -55,7 +55,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     participation=1.0,      # Algorithm 1: all clients
     partition="domain",     # section "Datasets"
     model="cnn4",           # ψ, the encoder; kinds of layers as in the paper, sizes ours
-    feature_dim=128,        # D; the paper writes L, in Eq. 6 D, and gives no value
+    feature_dim=128,        # D; the paper gives no value, and writes L, in Eq. 6 D
     rounds=100,             # T
     local_epochs=5,         # E_c
     batch_size=64,          # B
@@ -104,7 +104,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D); None with FedAvg. Each round replaces it, so its value counts only if a resumed run has no round left
+    # (C, D); None with FedAvg. Each round replaces it; only a resumed run that has no round left uses this
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -247,7 +247,7 @@ def build_sphere_net(data, args):
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # any text; with another one results would change
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # a label for these draws
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)

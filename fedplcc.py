@@ -3,11 +3,11 @@
 
 Clients with images from different domains train one model. A prototype is a mean feature vector, and each class has
 several, because its features differ between domains. As in the earlier FedPLVM, clients cluster their features of each
-class, and the server clusters these clusters' means. Clients and server use FINCH: it links each vector to its nearest
+class, and the server clusters the resulting means. Clients and server use FINCH: it links each vector to its nearest
 neighbour by cosine, and connected vectors form a cluster; each further pass clusters the clusters' means. FedPLCC
 weights a prototype by the share of its class's images that it stands for, so outliers count little. And L_corr (Eq. 8)
-pulls a feature toward only some of its class's prototypes, the share φ with the largest similarity · weight: the paper
-expects the others to be outliers or to come from other domains.
+pulls a feature toward only a fraction φ of its class's prototypes, those with the largest similarity · weight: the
+paper expects the others to be outliers or to come from other domains.
 
 One round (D features, G prototypes, J clusters of a client, |w| floats in the model):
   1. The server sends the model and, from round 2 on, prototypes with their weights.   |w| + G · (D + 1) floats to each
@@ -23,12 +23,12 @@ The global model is then tested on each domain's test images; the score is the m
 
 On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, λ1 = 1, λ2 = 10.
 Our main changes
-  Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch. With
-         a sum in Eq. 5 alone, λ1 and λ2 would count far less.
+  Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch. If
+         only Eq. 5 were a sum, cross-entropy would dominate.
 Main gaps in the paper
-  FINCH  Not said: which of its passes counts. We keep the last with at least two clusters, or the first if none has.
-         Nor whether larger clusters count more when the server averages them. In ours all count the same
-         (--weighted-means: by numbers of images).
+  FINCH  The paper does not say which pass counts. We keep the last with at least two clusters, or the first if none
+         has. Nor does it say whether larger clusters count more when the server averages them. In ours all count the
+         same (--weighted-means: by numbers of images).
   E, τ   Contradictory: Algorithm 1 counts E epochs; in Section IV an epoch "consists of E = 10 iterations". τ is 0.07
          or 0.55. We use ten epochs (glyphs: five) and 0.07.
 All deviations, equations, published rows: .github/papers/fedplcc.md. Our rows: .github/results/README.md.

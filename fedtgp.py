@@ -1,10 +1,10 @@
 """FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive Learning for Data and Model
 Heterogeneity in Federated Learning. Zhang, Liu, Hua, Cao. AAAI 2024.
 
-Every client keeps its own model, of any architecture with D features, and sends its prototypes: its mean feature of
-each class. FedProto averages these, weighted by class counts. The paper observes that the averages lie closer together
-than the prototypes of the best-separated clients. FedTGP's server trains global prototypes instead: each client
-prototype should be nearer to the global prototype of its class than to any other, by at least a margin δ.
+Every client keeps its own model, of any architecture with D features, and sends its prototypes: the mean feature vector
+of each of its classes. FedProto averages these, weighted by class counts. The paper observes that the averages lie
+closer together than the prototypes of the best-separated clients. FedTGP's server trains global prototypes instead:
+each client prototype should be nearer to the global prototype of its class than to any other, by at least a margin δ.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends the global prototypes; in round 1 they are untrained.            C · D floats to each
@@ -14,8 +14,8 @@ One round (C classes, C_i of them at client i; D features):
   4. For each class the server takes the unweighted mean of the client prototypes. It sets δ to the largest distance
      between two of these means, capped at τ (Eq. 9). Then it trains, for S epochs, one vector per class and a network F
      that maps these vectors to the global prototypes. The loss (Eq. 10) is a cross-entropy for each client prototype;
-     its logits are minus the distances to the global prototypes, the own class's lowered by δ. Vectors and F are kept
-     for the next round.
+     its logits are minus the distances to the global prototypes, and δ is subtracted from the logit of its class.
+     Vectors and F are kept for the next round.
 In tested rounds (--eval-every) every client then classifies its held-out 25 % by nearest global prototype, as in the
 paper, and by its classifier.
 
@@ -25,7 +25,7 @@ Our main changes
   Eq. 11     Distances are per image, not per class mean. This also penalises scatter within a class, and classes
              with more images count more.
   Eq. 10     The paper sums the server's loss over client prototypes. We take the mean over a batch of them.
-             The authors' code makes both changes as well.
+             The authors' code does both as well.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN, as in FedSA's paper (2025). This
              paper's main tables have eight architectures: --model htfe8.
 Main gaps in the paper
