@@ -64,8 +64,8 @@ def test_verdicts():
     assert of(-1, -2, -3) == "−2.0 (−4.5 to 0.5) inconclusive"
     assert of(1.5, 2.5, 3.5) == "2.5 (0.02 to 4.98) ahead"
     assert of(-1.5, -2.5, -3.5) == "−2.5 (−4.98 to −0.02) behind"
-    six = {seed: 10 + x for seed, x in enumerate((1, 2, 3, 1, 2, 3))}
-    assert verdict(six, {seed: 10 for seed in range(6)}, float) == "2.0 (1.1 to 2.9) ahead"  # 2 ± 2.571 · 0.894 / √6
+    six = {seed: 10 + x for seed, x in enumerate((10, 20, 30, 10, 20, 30))}
+    assert verdict(six, {seed: 10 for seed in range(6)}, float) == "20.0 (10.6 to 29.4) ahead"  # 20 ± 2.571 · 8.94 / √6
 
 
 @pytest.mark.parametrize("published, ours, want", [
