@@ -118,7 +118,7 @@ def reproduced(run, base, function, published):
         return "yes" if low > 0 else "undecided"
     if low <= 0:
         return "no"
-    return "larger" if low > published else "smaller"
+    return "yes, larger" if low > published else "smaller"
 
 
 def show(name, head, rows):
