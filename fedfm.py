@@ -14,8 +14,8 @@ One round (C_k classes at client k; D features; |w| parameters of the model):
   5. Each participant sends its model, and the server averages the models, weighted by
      their numbers of images (Eq. 11).                                                 |w| floats from each
 The global model is then tested on the server's test images. The round with the best accuracy on the clients'
-validation images is reported (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and
-cross-entropy alone in step 4.
+validation images is reported (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in
+step 4.
 FedFM-Lite (Section VI) needs one exchange per round instead of two: without step 2, each participant sends the class
 means of its trained model after step 4, and the server averages these into the next round's anchors. So its round 1
 never matches. With --model-every 5 the participants stay the same for five rounds: they receive the model in the first,
@@ -29,9 +29,9 @@ Our main changes
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it recommends in general. On data with domains we chose
              T_s = 0.
-  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10
-             they do not fit the averaged model when matching begins: accuracy drops to chance, then recovers.
-All deviations, equations, published rows: .github/papers/fedfm.md. Our rows: .github/results/README.md.
+  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10 they
+             do not fit the averaged model when matching begins: accuracy drops to chance, then recovers.
+All deviations, equations, published results: .github/papers/fedfm.md. Ours: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
     python fedfm.py --dataset cifar10                            Table III, NIID-1 (--partition dominant: NIID-2)

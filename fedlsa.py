@@ -28,7 +28,7 @@ Main gaps in the paper
   FedAvg   Whether the paper's FedAvg scales features to length 1 (--lam 0) or not (--lam 0 --no-sphere). We compare
            with the second, which is closer to the paper's accuracy.
   Values   Which α, λ and τ belong to which data set; the paper names two values of each.
-All deviations, equations, published rows: .github/papers/fedlsa.md. Our rows: .github/results/README.md.
+All deviations, equations, published results: .github/papers/fedlsa.md. Ours: .github/results/README.md.
 
     python fedlsa.py                                          built-in glyphs in four domains, about a minute
     python fedlsa.py --dataset office                         Table 2 on Office-Caltech (pacs: Table 3)

@@ -31,7 +31,7 @@ Main gaps in the paper
          same (--weighted-means: by numbers of images).
   E, τ   Contradictory: Algorithm 1 counts E epochs; in Section IV an epoch "consists of E = 10 iterations". τ is 0.07
          or 0.55. We use ten epochs (glyphs: five) and 0.07.
-All deviations, equations, published rows: .github/papers/fedplcc.md. Our rows: .github/results/README.md.
+All deviations, equations, published results: .github/papers/fedplcc.md. Ours: .github/results/README.md.
 
     python fedplcc.py                                            built-in glyphs in four domains, about a minute
     python fedplcc.py --dataset office                           Table III (digit5: Table II, domainnet: Table IV)

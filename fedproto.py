@@ -27,7 +27,7 @@ Our main changes
 Main gaps in the paper
   Initial weights  Not given by FedTGP; clients with the same extractor start with the same weights.
   Accuracy         A mean over clients or over images? We pool all clients' test images.
-All deviations, equations, published rows: .github/papers/fedproto.md. Our rows: .github/results/README.md.
+All deviations, equations, published results: .github/papers/fedproto.md. Ours: .github/results/README.md.
 
     python fedproto.py                                                       built-in glyphs, about a minute
     python fedproto.py --dataset cifar10 --model htfe8                       FedTGP's Table 1, eight architectures

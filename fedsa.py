@@ -28,7 +28,7 @@ Our main changes
 Main gaps in the paper
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Prediction       By nearest anchor or by classifier? We report both.
-All deviations, equations, published rows: .github/papers/fedsa.md, fedproto.md. Our rows: .github/results/README.md.
+All deviations, equations, published results: .github/papers/fedsa.md, fedproto.md. Ours: .github/results/README.md.
 
     python fedsa.py                                                                      built-in glyphs, about a minute
     python fedsa.py --dataset cifar10 --clients 100 --participation 0.1                  Table 1, cross-device

@@ -33,7 +33,7 @@ Main gaps in the paper
                    each centre's distance to its nearest other one, and the largest of these (--margin-rule nearest).
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Server           Optimiser, batch size and F's hidden width are not given; ours are those of the authors' code.
-All deviations, equations, published rows: .github/papers/fedtgp.md, fedproto.md. Our rows: .github/results/README.md.
+All deviations, equations, published results: .github/papers/fedtgp.md, fedproto.md. Ours: .github/results/README.md.
 
     python fedtgp.py                                                       built-in glyphs, about a minute
     python fedtgp.py --dataset cifar10 --model htfe8                       Table 1, eight architectures
