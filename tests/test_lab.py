@@ -18,8 +18,8 @@ from conftest import ROOT
 
 CLASS = ROOT / ".github" / "class"
 SHEETS = {}  # {title: ([[script, function, ...] of each blank.py line], the words of the pytest line)}
-sheet = (CLASS / "README.md").read_text(encoding="utf-8")
-for title, block in re.findall(r"^\*\*(\w+): .*?```bash\n(.*?)```", sheet, re.M | re.S):
+sheet = (CLASS / "labs.md").read_text(encoding="utf-8")
+for title, block in re.findall(r"^## (\w+): .*?```bash\n(.*?)```", sheet, re.M | re.S):
     blanks = re.findall(r"^python \.github/class/blank\.py (.*)$", block, re.M)
     tests = re.search(r"^python (-m pytest .*)$", block, re.M)[1]
     SHEETS[title] = ([line.split() for line in blanks], shlex.split(tests))

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +72,14 @@ def test_the_round_in_code_is_that_of_fedproto():
     for line in filter(None, block.splitlines()):
         _, found, rest = rest.partition(line.strip())
         assert found, line
+
+
+def test_a_network_of_your_own():
+    """The page's example maps images to (B, n)."""
+    block = re.search(r"```python\n(.*?)```", PAGES[".github/extend.md"], re.S)[1]
+    names = {"nn": torch.nn}
+    exec("def build_extractor(name):\n" + textwrap.indent(block, "    "), names)
+    assert names["build_extractor"]("mynet")(torch.zeros(2, 3, 24, 24)).shape == (2, 32 * 4 * 4)
 
 
 def test_the_workflow_runs_the_readmes_test_command():
