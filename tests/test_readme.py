@@ -76,7 +76,7 @@ def test_the_round_in_code_is_that_of_fedproto():
 
 def test_a_network_of_your_own():
     """The page's example maps images to (B, n)."""
-    block = re.search(r"```python\n(.*?)```", PAGES[".github/extend.md"], re.S)[1]
+    block = re.search(r"```python\n(if name .*?)```", PAGES[".github/extend.md"], re.S)[1]
     names = {"nn": torch.nn}
     exec("def build_extractor(name):\n" + textwrap.indent(block, "    "), names)
     assert names["build_extractor"]("mynet")(torch.zeros(2, 3, 24, 24)).shape == (2, 32 * 4 * 4)
