@@ -300,6 +300,7 @@ def office_fedplcc():
     office("office-fedplcc", read("office-fedplcc"), [
         ("fedavg-1-epoch", None, "fedavg", f"{one} --lam-contra 0`: FedAvg, one local epoch"),
         ("fedplcc-letter-1-epoch", "fedavg-1-epoch", "fedplcc", f"{one}`"),
+        ("fedplcc-weighted-1-epoch", "fedavg-1-epoch", None, f"{one} --weighted-means`, seeds 3 to 5"),
         ("fedavg", None, "fedavg", "`fedplcc.py --lam-contra 0`: FedAvg, ten local epochs"),
         ("fedplcc-letter", "fedavg", "fedplcc", "`fedplcc.py`"),
         ("fedplcc", "fedavg", None, "`fedplcc.py --weighted-means`"),
