@@ -53,17 +53,14 @@ def mean_of(column, first, end):
     return lambda rounds: np.mean([row[column] for t, row in rounds.items() if first <= t <= end])
 
 
-def better(row):
-    """The accuracy of the better of the two predictors."""
-    return max(row["classifier"], row["prototype"])
+def better_predictor(rounds):
+    """In the last round, the better of the two predictors."""
+    return max(rounds[1000]["classifier"], rounds[1000]["prototype"])
 
 
-def last_round(rounds):
-    return better(rounds[1000])
-
-
-def best_round(rounds):
-    return max(better(row) for row in rounds.values())
+def best_round(column):
+    """The best tested round, as FedTGP's paper and the code of FedTGP and FedSA report it. Picked on test images."""
+    return lambda rounds: max(row[column] for row in rounds.values())
 
 
 def mean_of_domains(*tested):
@@ -135,27 +132,39 @@ PERSONAL = {
     "fedproto": "`fedproto.py`",
     "fedtgp": "`fedtgp.py`",
     "fedsa": "`fedsa.py`",
+    "fedsa-linear": "`fedsa.py --projection linear`: anchors from one linear layer",
     "fedsa-authors-settings": "`fedsa.py --distance mse --lam-r 10`: distance and λ1 of its authors' code",
 }
 
 
 def readme_personal():
     """The README's part of FedSA's Table 1."""
+    titles = {"fedproto-off": "local training only", "fedproto": "**FedProto**", "fedtgp": "**FedTGP**",
+              "fedsa": "**FedSA**", "fedsa-authors-settings": "FedSA, distance and loss weight of its code"}
+    head, rows = table_1(titles)
+    show("readme-personal", ["CIFAR-10"] + head, rows)
+
+
+def table_1(titles):
+    """FedSA's Table 1. titles: {run: the row's first cell} -> column titles without the first, rows."""
     runs = read("cifar10-cross-device")
-    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", ""]]
-    for name, title in [("fedproto-off", "local training only"), ("fedproto", "**FedProto**"),
-                        ("fedtgp", "**FedTGP**"), ("fedsa", "**FedSA**"),
-                        ("fedsa-authors-settings", "FedSA, distance and loss weight of its code")]:
+    best = best_round("prototype")
+    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", "", ""]]
+    for name, title in titles.items():
         cells = [title, accuracy(runs[name], in_round("classifier", 1000)),
-                 accuracy(runs[name], in_round("prototype", 1000)), number(FEDSA[name], 2) if name in FEDSA else ""]
-        if name != "fedproto":
-            cells.append(difference(runs[name], runs["fedproto"], last_round))
+                 accuracy(runs[name], in_round("prototype", 1000)), accuracy(runs[name], best),
+                 number(FEDSA[name], 2) if name in FEDSA else ""]
         if name.startswith(("fedtgp", "fedsa")):
-            published = FEDSA[name.split("-")[0]] - FEDSA["fedproto"]
-            cells += [number(published), reproduced(runs[name], runs["fedproto"], last_round, published)]
-        rows.append(cells + [""] * (7 - len(cells)))
-    show("readme-personal", ["CIFAR-10", "classifier", "prototype", "FedSA's paper",
-                             "our lead over FedProto, better predictor", "paper's lead", "reproduced?"], rows)
+            cells += [difference(runs[name], runs["fedproto"], best), number(lead_in_table_1(name)),
+                      reproduced(runs[name], runs["fedproto"], best, lead_in_table_1(name))]
+        rows.append(cells + [""] * (8 - len(cells)))
+    return ["classifier, last round", "prototype, last round", "prototype, best round", "FedSA's paper",
+            "our lead over FedProto, best round", "paper's lead", "reproduced?"], rows
+
+
+def lead_in_table_1(name):
+    """FedTGP's or FedSA's published lead over FedProto."""
+    return FEDSA[name.split("-")[0]] - FEDSA["fedproto"]
 
 
 def readme_global():
@@ -168,6 +177,8 @@ def readme_global():
             ("office-fedlsa", FEDLSA, "fedlsa", "fedavg", "fedlsa", "**FedLSA**"),
             ("office-fedplcc", FEDPLCC, "fedavg", None, "fedavg", "FedAvg, four clients, ten local epochs"),
             ("office-fedplcc", FEDPLCC, "fedplcc-letter", "fedavg", "fedplcc", "**FedPLCC**, ten local epochs"),
+            ("office-fedplcc", FEDPLCC, "fedplcc", "fedavg", "fedplcc",
+             "FedPLCC, ten local epochs, means weighted by images"),
             ("office-fedplcc", FEDPLCC, "fedavg-1-epoch", None, "fedavg", "FedAvg, four clients, one local epoch"),
             ("office-fedplcc", FEDPLCC, "fedplcc-letter-1-epoch", "fedavg-1-epoch", "fedplcc",
              "**FedPLCC**, one local epoch")]:
@@ -188,33 +199,28 @@ def lead(paper, method):
 
 def cross_device():
     """FedSA's Table 1."""
-    runs = read("cifar10-cross-device")
-    rows = [["majority class", accuracy(runs["fedtgp"], in_round("most_frequent", 1000)), "", "", "", "", ""]]
-    for name, command in PERSONAL.items():
-        cells = [command, accuracy(runs[name], in_round("classifier", 1000)),
-                 accuracy(runs[name], in_round("prototype", 1000)), number(FEDSA[name], 2) if name in FEDSA else "",
-                 difference(runs[name], runs["fedproto"], last_round) if name != "fedproto" else ""]
-        if name.startswith(("fedtgp", "fedsa")):
-            published = FEDSA[name.split("-")[0]] - FEDSA["fedproto"]
-            cells += [number(published), reproduced(runs[name], runs["fedproto"], last_round, published)]
-        rows.append(cells + [""] * (7 - len(cells)))
-    show("cross-device", ["command", "classifier", "prototype", "paper", "lead over FedProto, better predictor",
-                          "paper's lead", "reproduced?"], rows)
+    head, rows = table_1(PERSONAL)
+    show("cross-device", ["command"] + head, rows)
 
 
-def early_and_late():
-    """The same runs in other rounds and by each predictor: differences from FedProto."""
+def leads():
+    """The same runs in other rounds and by the classifier, with the verdict that would follow."""
     runs = read("cifar10-cross-device")
+    functions = {"prototype, round 100": in_round("prototype", 100),
+                 "prototype, round 1000": in_round("prototype", 1000),
+                 "prototype, mean of rounds 820 to 1000": mean_of("prototype", 820, 1000),
+                 "classifier, round 1000": in_round("classifier", 1000),
+                 "better predictor, round 1000": better_predictor}
     rows = []
     for name in "fedproto-off", "fedtgp", "fedsa", "fedsa-authors-settings":
         cells = [PERSONAL[name]]
-        for function in (in_round("prototype", 100), mean_of("prototype", 820, 1000), in_round("classifier", 1000),
-                         best_round):
-            cells.append(difference(runs[name], runs["fedproto"], function))
+        for title, function in functions.items():
+            cell = difference(runs[name], runs["fedproto"], function)
+            if name != "fedproto-off" and title != "prototype, round 100":
+                cell += ": " + reproduced(runs[name], runs["fedproto"], function, lead_in_table_1(name))
+            cells.append(cell)
         rows.append(cells)
-    head = ["lead over FedProto", "prototype, round 100", "prototype, mean of rounds 820 to 1000", "classifier, round 1000",
-            "better predictor, best round"]
-    show("early-and-late", head, rows)
+    show("leads", ["lead over FedProto"] + list(functions), rows)
 
 
 def authors_code():
@@ -224,9 +230,10 @@ def authors_code():
     for name, title in [("fedproto", "`fedproto.py`"), ("fedsa", "`fedsa.py`"),
                         ("fedsa-authors-settings", "`fedsa.py --distance mse --lam-r 10`"),
                         ("authors-code-fedsa", "FedSA's own code †")]:
-        row = runs[name][0][1000]
-        rows.append([title, number(row["classifier"]), number(row["prototype"])])
-    show("authors-code", ["seed 0, round 1000", "classifier", "prototype"], rows)
+        rounds = runs[name][0]
+        rows.append([title, number(rounds[1000]["classifier"]), number(rounds[1000]["prototype"]),
+                     number(best_round("prototype")(rounds))])
+    show("authors-code", ["seed 0", "classifier", "prototype", "prototype, best round"], rows)
 
 
 def cross_silo():
@@ -254,7 +261,8 @@ def office(name, runs, rows_wanted, paper):
                  difference(runs[one], runs[base], mean) if base else "", "", "",
                  difference(runs[one], runs[base], late) if base else ""]
         if base and published:
-            cells[-3:-1] = number(lead(paper, published)), reproduced(runs[one], runs[base], mean, lead(paper, published))
+            cells[-3] = number(lead(paper, published))
+            cells[-2] = reproduced(runs[one], runs[base], mean, lead(paper, published))
         rows.append(cells)
     show(name, ["command", "mean of four domains", "paper", "lead over FedAvg", "paper's lead", "reproduced?",
                 "lead over FedAvg, mean of rounds 81 to 100"], rows)
@@ -300,11 +308,31 @@ def office_fedplcc():
     office("office-fedplcc", read("office-fedplcc"), [
         ("fedavg-1-epoch", None, "fedavg", f"{one} --lam-contra 0`: FedAvg, one local epoch"),
         ("fedplcc-letter-1-epoch", "fedavg-1-epoch", "fedplcc", f"{one}`"),
-        ("fedplcc-weighted-1-epoch", "fedavg-1-epoch", None, f"{one} --weighted-means`, seeds 3 to 5"),
+        ("fedplcc-weighted-1-epoch", "fedavg-1-epoch", "fedplcc", f"{one} --weighted-means`, seeds 3 to 5"),
         ("fedavg", None, "fedavg", "`fedplcc.py --lam-contra 0`: FedAvg, ten local epochs"),
         ("fedplcc-letter", "fedavg", "fedplcc", "`fedplcc.py`"),
-        ("fedplcc", "fedavg", None, "`fedplcc.py --weighted-means`"),
+        ("fedplcc", "fedavg", "fedplcc", "`fedplcc.py --weighted-means`"),
     ], FEDPLCC)
+
+
+def seed_by_seed():
+    """FedPLCC's lead over FedAvg on each seed, earlier runs included. The runs are from several machines."""
+    runs, mean = read("office-fedplcc"), mean_of_domains(100)
+    rows = []
+    for title, one, base in [
+            ("ten epochs", "fedplcc-letter", "fedavg"),
+            ("ten epochs, `--weighted-means`", "fedplcc", "fedavg"),
+            ("one epoch", "fedplcc-letter-1-epoch", "fedavg-1-epoch"),
+            ("one epoch, fused SGD", "fedplcc-letter-1-epoch-a", "fedavg-1-epoch-a"),
+            ("one epoch, `--weighted-means`", "fedplcc-weighted-1-epoch", "fedavg-1-epoch"),
+            ("one epoch, `--weighted-means`, fused SGD", "fedplcc-1-epoch-a", "fedavg-1-epoch-a"),
+            ("one epoch, `--weighted-means`, earlier runs", "fedplcc-1-epoch-others", "fedavg-1-epoch-others")]:
+        cells = [title]
+        for seed in range(6):
+            pair = seed in runs[one] and seed in runs[base]
+            cells.append(number(mean(runs[one][seed]) - mean(runs[base][seed])) if pair else "")
+        rows.append(cells)
+    show("seed-by-seed", ["lead over FedAvg, round 100"] + [f"seed {seed}" for seed in range(6)], rows)
 
 
 def fedfm():
@@ -339,18 +367,20 @@ def batchnorm():
 
 
 # setting, planned rounds, file, first round of a mean (None: only the last round), runs of the last four columns
-SETTINGS = [
+COMPLETE = [
+    ("digits: a tenth of the images, one client per data set", 12, "digits", None,
+     ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
+    ("the same, FedSA `--distance mse --lam-r 10`, as in its code", 12, "digits", None,
+     [None, "fedproto", None, "fedsa-authors-settings"]),
+    ("glyphs: the README's demo", 10, "class", None, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
+]
+STOPPED = [
     ("CIFAR-10, four networks, 100 clients", 1000, "cifar10-cross-device", None,
      ["fedproto-off-four", "fedproto-four", "fedtgp-four", "fedsa-four"]),
     ("the same, settings of FedTGP's code", 1000, "cifar10-cross-device", 80,
      [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
-    ("Fashion-MNIST, eight small CNNs", 1000, "fmnist", 6,
+    ("Fashion-MNIST, eight small CNNs, 20 clients", 1000, "fmnist", 6,
      ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
-    ("digits, a tenth of the images, one client per data set", 12, "digits", None,
-     ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
-    ("the same, FedSA `--distance mse --lam-r 10`, as in its code", 12, "digits", None,
-     [None, "fedproto", None, "fedsa-authors-settings"]),
-    ("glyphs, the README's demo", 10, "class", None, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
 ]
 
 
@@ -359,10 +389,20 @@ def common_round(runs):
     return max(set.intersection(*[set(rounds) for run in runs for rounds in run.values()]))
 
 
-def settings():
+def small():
+    """The complete runs on small data."""
+    settings("small", COMPLETE)
+
+
+def stopped():
+    """The runs that stopped early."""
+    settings("stopped", STOPPED)
+
+
+def settings(table, wanted):
     """One line for each setting, in the last round that its runs have; local training only may have stopped earlier."""
     rows = []
-    for setting, planned, file, first, names in SETTINGS:
+    for setting, planned, file, first, names in wanted:
         data = read(file)
         runs = [data[one] if one else None for one in names]
         t = common_round([run for run in runs[1:] if run])
@@ -375,7 +415,7 @@ def settings():
             cell = " / ".join(marked(run, runs[1], column) for column in columns) if run else ""
             cells.append(cell if end == t else f"{cell} (round {end})")
         rows.append(cells)
-    show("settings", ["setting", "round", "majority class", "local training only", "FedProto", "FedTGP", "FedSA"], rows)
+    show(table, ["setting", "round", "majority class", "local training only", "FedProto", "FedTGP", "FedSA"], rows)
 
 
 def marked(run, base, function):
@@ -424,15 +464,18 @@ def draw_cifar10():
 def draw_office():
     """Office-Caltech, mean of the four domains: the mean over the seeds, and ± their standard deviation as a band.
     Dotted: the papers' accuracies."""
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(12, 4), sharey=True, layout="constrained")
     for axis, file, paper, title, runs_drawn in [
-            (axes[0], "office-fedlsa", FEDLSA, "ten clients (FedLSA's paper)", [
+            (axes[0], "office-fedlsa", FEDLSA, "FedLSA", [
                 ("fedavg", "fedavg", "FedAvg", "grey"),
                 ("fedavg-length-1", None, "FedAvg, features scaled to length 1", "C1"),
                 ("fedlsa", "fedlsa", "FedLSA", "C0")]),
-            (axes[1], "office-fedplcc", FEDPLCC, "four clients (FedPLCC's paper)", [
+            (axes[1], "office-fedplcc", FEDPLCC, "FedPLCC, ten local epochs", [
                 ("fedavg", "fedavg", "FedAvg", "grey"),
-                ("fedplcc-letter", "fedplcc", "FedPLCC", "C2")])]:
+                ("fedplcc-letter", "fedplcc", "FedPLCC", "C2")]),
+            (axes[2], "office-fedplcc", FEDPLCC, "FedPLCC, one local epoch", [
+                ("fedavg-1-epoch", "fedavg", "FedAvg", "grey"),
+                ("fedplcc-letter-1-epoch", "fedplcc", "FedPLCC", "C2")])]:
         runs = read(file)
         for name, published, label, colour in runs_drawn:
             tested = sorted(runs[name][0])
@@ -452,8 +495,8 @@ def draw_office():
 
 
 def main():
-    for table in [readme_demo, readme_personal, readme_global, cross_device, early_and_late, authors_code, cross_silo,
-                  office_fedlsa, sphere, ablations, office_fedplcc, fedfm, batchnorm, settings]:
+    for table in [readme_demo, readme_personal, readme_global, cross_device, leads, authors_code, cross_silo,
+                  office_fedlsa, sphere, ablations, office_fedplcc, seed_by_seed, small, stopped, fedfm, batchnorm]:
         table()
     draw_cifar10()
     draw_office()
