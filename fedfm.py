@@ -29,8 +29,8 @@ Our main changes
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it recommends in general. On data with domains we chose
              T_s = 0.
-  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10 they
-             do not fit the averaged model when matching begins: accuracy drops to chance, then recovers.
+  BatchNorm  Running statistics are averaged like weights, as in the authors' code. In our runs on CIFAR-10 these
+             averages do not fit the averaged model when matching begins: accuracy is at chance for some rounds.
 All deviations, equations, published results: .github/papers/fedfm.md. Ours: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
@@ -131,7 +131,7 @@ def main(args):
         chosen = participants(clients, first, args)
         up = down = 0                                                 # floats sent in this round
         for client, client_net in zip(chosen, client_nets, strict=True):
-            client.net = client_net                                   # borrowed until the next exchange of models
+            client.net = client_net                                   # lent to it until models are exchanged again
         if t == first:
             for client in chosen:
                 client.net.load_state_dict(net.state_dict())
@@ -242,7 +242,7 @@ def contrastive_guiding(z, y, anchors, temperature):
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
-    # not -inf: mean_where multiplies the losses of classes without an anchor by 0, and 0 · inf is nan
+    # not -inf: mean_where multiplies the losses of samples whose class has no anchor by 0, and 0 · inf is nan
     logits = (cosine / temperature).masked_fill(~anchors.has_anchor, -1e9)
     losses = F.cross_entropy(logits, y, reduction="none")                                  # (B,)
     return mean_where(losses, anchors.has_anchor[y])

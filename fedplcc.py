@@ -192,7 +192,7 @@ def local_loss(net, x, y, prototypes, args):
 
 def similarity(z, vectors, alpha):
     """s_α, Eq. 7: cos(z_b, g)^α. A ResNet's features come after a ReLU, so cosines are ≥ 0. For α < 1 the gradient of
-    cos^α is infinite at 0, so cosines below 1e-6 are set to 1e-6 and pass on no gradient.
+    cos^α is infinite at 0, so cosines below 1e-6 are set to 1e-6 and get no gradient.
 
     z (B, D), vectors (G, D) -> (B, G)."""
     cosine = F.normalize(z, dim=1) @ F.normalize(vectors, dim=1).T
@@ -260,7 +260,7 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
     vectors (N, D), labels (N,), sizes (N,): how many images each vector stands for -> Clusters. In a cluster's mean
     each vector counts once or, with weighted_means, once for each of its images."""
     # float64: in float32 the cosines of nearly equal features round to 1, so nearest neighbours would tie
-    # CPU: connected_components is a Python loop
+    # on the CPU, because connected_components is a Python loop, slow with a GPU's tensors
     device = vectors.device
     vectors, labels, sizes = vectors.cpu().double(), labels.cpu(), sizes.cpu().double()
     mean_weights = sizes if weighted_means else torch.ones_like(sizes)  # how often each vector counts in a mean
@@ -285,7 +285,7 @@ def finch(vectors, mean_weights):
     cluster = first_neighbour_clusters(vectors)
     while True:
         means = cluster_means(vectors, cluster, mean_weights)
-        cluster_of_mean = first_neighbour_clusters(means)             # at most half as many, so this ends
+        cluster_of_mean = first_neighbour_clusters(means)             # a cluster has at least two members, so this ends
         coarser = cluster_of_mean[cluster]                            # each vector follows its cluster
         if coarser.max() == 0:                                        # all vectors in one cluster
             return cluster
