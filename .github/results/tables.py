@@ -458,7 +458,6 @@ def draw_cifar10():
             axis.plot(tested, means, color=colour, label=label)
             if name in FEDSA and column == "prototype":  # as FedSA's code predicts
                 axis.axhline(FEDSA[name], color=colour, linestyle=":", linewidth=1.5)
-        axis.plot([], [], ":", color="black", linewidth=1.5, label="FedSA's paper, in the method's colour")
         axis.set(title=f"{column} accuracy", xlabel="round", xlim=(0, 1000), ylim=(lowest, 90))
         axis.grid(alpha=0.25)
     majority = np.mean([rounds[1000]["most_frequent"] for rounds in runs["fedtgp"].values()])
@@ -466,6 +465,8 @@ def draw_cifar10():
     axes[1].text(990, majority - 0.4, "majority class", ha="right", va="top", fontsize="small")
     axes[0].set_ylabel("accuracy (%)")
     axes[0].legend(frameon=False, loc="lower right", fontsize="small")
+    dotted, = axes[1].plot([], [], ":", color="black", linewidth=1.5)
+    axes[1].legend([dotted], ["FedSA's paper, in the method's colour"], frameon=False, loc="lower right", fontsize="small")
     figure.savefig(PICTURES / "cifar10.png", dpi=100)
     plt.close(figure)
 
