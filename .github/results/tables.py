@@ -14,7 +14,8 @@ import numpy as np
 HERE = Path(__file__).parent
 PICTURES = HERE.parent / "pictures"
 DOMAINS = ["caltech", "amazon", "webcam", "dslr"]
-T_QUANTILE = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}  # 97.5 % quantiles of Student's t, by number of seeds
+# 97.5 % quantiles of Student's t, by number of seeds
+T_QUANTILE = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571}
 
 # the papers' numbers
 FEDSA = {"fedproto": 87.49, "fedtgp": 87.98, "fedsa": 88.78}  # Table 1, CIFAR-10, cross-device
@@ -364,7 +365,8 @@ def fedfm():
     rows = []
     for lam in 0, 50:
         rounds = runs[f"fifth-lam-{lam}"][0]
-        rows.append([f"`--lam {lam}`"] + [number(rounds[t]["test"]) for t in shown] + [number(best_validation(rounds))])
+        accuracies = [rounds[t]["test"] for t in shown] + [best_validation(rounds)]
+        rows.append([f"`--lam {lam}`"] + [number(x) for x in accuracies])
     head = ["`fedfm.py --dataset cifar10 --subset 0.2`, stopped early"] + [f"round {t}" for t in shown]
     head.append("best validation")
     show("fedfm", head, rows)
@@ -478,7 +480,8 @@ def draw_cifar10():
     axes[0].set_ylabel("accuracy (%)")
     axes[0].legend(frameon=False, loc="lower right", fontsize="small")
     dotted, = axes[1].plot([], [], ":", color="black", linewidth=1.5)
-    axes[1].legend([dotted], ["FedSA's paper, in the method's colour"], frameon=False, loc="lower right", fontsize="small")
+    axes[1].legend([dotted], ["FedSA's paper, in the method's colour"], frameon=False, loc="lower right",
+                   fontsize="small")
     figure.savefig(PICTURES / "cifar10.png", dpi=100)
     plt.close(figure)
 
@@ -520,7 +523,8 @@ def draw_office():
 
 def main():
     for table in [readme_demo, readme_personal, readme_global, cross_device, leads, authors_code, cross_silo,
-                  office_fedlsa, sphere, ablations, office_fedplcc, seed_by_seed, small, digits_fedfm, stopped, fedfm, batchnorm]:
+                  office_fedlsa, sphere, ablations, office_fedplcc, seed_by_seed, small, digits_fedfm, stopped, fedfm,
+                  batchnorm]:
         table()
     draw_cifar10()
     draw_office()
