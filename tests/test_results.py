@@ -70,11 +70,11 @@ def test_verdicts():
 
 @pytest.mark.parametrize("published, ours, want", [
     (2, (1.5, 2.5, 3.5), "yes"),       # 2.5 (0.02 to 4.98)
-    (6, (1.5, 2.5, 3.5), "smaller"),
+    (6, (1.5, 2.5, 3.5), "yes, but smaller"),
     (6, (1, 2, 3), "no"),              # 2.0 (−0.5 to 4.5)
     (2, (1, 2, 3), "undecided"),
     (6, (-1.5, -2.5, -3.5), "no"),
-    (0.01, (1.5, 2.5, 3.5), "larger"),
+    (0.01, (1.5, 2.5, 3.5), "yes, and larger"),
 ])
 def test_reproduced(published, ours, want):
     """Is the published difference in our interval, and is that above 0?"""

@@ -116,7 +116,7 @@ def reproduced(run, base, function, published):
         return "yes" if low > 0 else "undecided"
     if low <= 0:
         return "no"
-    return "larger" if low > published else "smaller"
+    return "yes, and larger" if low > published else "yes, but smaller"
 
 
 def show(name, head, rows):
