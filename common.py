@@ -1,4 +1,4 @@
-"""What the six scripts share. The equations are in the scripts; those common to several methods are also in Part I.
+"""What the six scripts share. Each script has its method's equations; those that several methods share are in Part I.
 
     Part I    what a round needs: clients and models, participants, minibatches, class means, averages, evaluation,
               randomness
@@ -10,15 +10,15 @@ Part I is enough to understand a method's rounds. What `main` needs to know of R
     run = Run(args, modules=[...])   modules: every network kept from round to round, the clients' and the server's
     state = run.resume(state)        state: every tensor kept from round to round; --resume loads both
     for t in run.rounds():           t = 1, 2, ..., --rounds
-        ...                          client_update runs in threads, so it may change client.net and nothing else
-        run.report(t, ...)           ends the round: a row of log.csv and a printed line
+        ...                          client_update runs in several threads: it may change client.net, nothing else
+        run.report(t, ...)           writes a row of log.csv and prints a line
         run.checkpoint(t, state)     comes after report, because it saves the log as well
 
 If you add a trainable parameter, put it into each client.net before Run or, with one global model, into that model
 before make_federation. Then checkpoints contain it.
 
-What else `main` calls is in Part II: `load_dataset` gives it the images and `make_clients` the clients. With one global
-model, `make_federation` gives it the clients, one copy of the model per participant, and the server's test images.
+In Part II `load_dataset` gives `main` the images and `make_clients` the clients. With one global model,
+`make_federation` gives it the clients, one copy of the model per participant, and the server's test images.
 
 Shapes: n or N images, K clients, m participants in a round, C classes, D features, B images in a batch, G prototypes.
 """
@@ -200,7 +200,7 @@ def distances(a, b):
 
 def mean_where(values, mask):
     """Mean of those values (B,) that mask (B,) bool selects -> scalar, 0 if it selects none. The others must be finite
-    as well, because inf · 0 is nan. values[mask] would not need that, but a GPU would have to wait for the mask."""
+    as well, because inf · 0 is nan. values[mask] would not need that, but then the CPU would wait for the GPU."""
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 

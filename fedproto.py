@@ -23,7 +23,8 @@ Our main changes
              with more images count more.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, because the weights already sum to 1.
-  Network    One small CNN for all clients, as in FedSA (2025). FedTGP's main tables: --model htfe8.
+  Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN, as in FedSA (2025). FedTGP's main
+             tables have eight architectures: --model htfe8.
 Main gaps in the paper
   Initial weights  Not given by FedTGP; clients with the same extractor start with the same weights.
   Accuracy         A mean over clients or over images? We pool all clients' test images.
@@ -65,7 +66,7 @@ BASE = dict(                # FedTGP's "Implementation Details", unless a commen
 SETTINGS = {  # by --dataset
     "default": BASE,                                                  # every data set not named below
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # not from a paper; a short run needs no checkpoint
+    # our choice; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
