@@ -18,7 +18,7 @@ One round (C classes, C_i of them at client i; D features):
 In tested rounds (--eval-every) every client classifies its held-out 25 % by nearest anchor and by its classifier.
 
 On glyphs (digits that the program draws): 20 clients with eight small architectures (so λ2 = 1), 30 % of the images,
-10 rounds, 3 epochs, momentum 0.9. In ten rounds the anchors hardly move (α^10 = 0.999).
+10 rounds, 3 epochs, momentum 0.9. In ten rounds the anchors hardly move: the first ones keep a weight of α^10 = 0.999.
 Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how it is trained.
   Eqs. 5, 7  We compare the anchors with each image's features, not with class means. Eq. 5 is a sum over classes in
@@ -204,8 +204,8 @@ def classifier_calibration(classifier, anchors):
 # --- the server -------------------------------------------------------------------------------------
 
 def make_anchors(C, D, projection):
-    """Semantic anchors Ā (C, D): an embedding of A ~ N(0, I). Both are drawn once and never trained. The paper
-    specifies neither distribution nor layer.
+    """Semantic anchors Ā (C, D): an embedding of A ~ N(0, I). A and the embedding's weights are drawn once and never
+    trained. The paper specifies neither distribution nor layer.
 
     projection "mlp"     two blocks of Linear, BatchNorm (over the C anchors) and ReLU, as in the authors' code
                "linear"  one Linear layer, our choice

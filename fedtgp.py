@@ -26,8 +26,8 @@ Our main changes
              with more images count more.
   Eq. 10     The paper sums the server's loss over client prototypes. We take the mean over a batch of them.
              The authors' code does both as well.
-  Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN, as in FedSA's paper (2025). This
-             paper's main tables have eight architectures: --model htfe8.
+  Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN, as in FedSA's paper (2025).
+             FedTGP's main tables have eight architectures: --model htfe8.
 Main gaps in the paper
   Margin           Eq. 9, which we use, is the largest distance between two class centres. The authors' code takes
                    each centre's distance to its nearest other one, and the largest of these (--margin-rule nearest).
@@ -259,7 +259,7 @@ def margin_contrastive(samples, labels, prototypes, margin):
     samples (B, D) client prototypes, labels (B,), prototypes (C, D), margin δ a scalar -> scalar."""
     phi = distances(samples, prototypes)                              # (B, C)
     is_own_class = F.one_hot(labels, len(prototypes))
-    logits = -(phi + margin * is_own_class)                           # so the own distance must be smaller by δ
+    logits = -(phi + margin * is_own_class)                           # its own class must be nearer by δ
     return F.cross_entropy(logits, labels)                            # −log softmax: −log of Eq. 10's fraction
 
 
