@@ -1292,7 +1292,7 @@ def print_what_next(args):
 
 @contextlib.contextmanager
 def only_a_warning(what):
-    """For what comes after the last lines: if it fails, one line says so, and the program goes on."""
+    """For what a run can do without: if it fails, one line says so, and the program goes on."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -1693,7 +1693,7 @@ class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
     def _get_help_string(self, action):
         if action.default is None or action.default is False:
-            return action.help
+            return action.help.replace(" (default: %(default)s)", "")  # Python 3.10 adds it to --augment
         return super()._get_help_string(action)
 
 
