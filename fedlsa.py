@@ -26,7 +26,7 @@ Main gaps in the paper
   Shares   Which fraction of its domain's images a client has. Ours is from other papers' code, and it matters a lot.
   Average  How models are weighted. We use image counts; on digits SVHN's clients count ten times as much as USPS's.
   FedAvg   Whether the paper's FedAvg scales features to length 1 (--lam 0) or not (--lam 0 --no-sphere). We compare
-           with the second, which is closer to the paper's accuracy.
+           with the second, which on office is closer to the paper; the first ends level with FedLSA there.
   Values   Which α, λ and τ belong to which data set; the paper names two values of each.
 All deviations, equations, published results: .github/papers/fedlsa.md. Ours: .github/results/README.md.
 
@@ -104,7 +104,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D); None with FedAvg. Each round replaces it; only a resumed run that has no round left uses this
+    # (C, D); None with FedAvg. Used as it is only if a resumed run has no rounds left
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -199,7 +199,7 @@ def server_update(anchor_net, classifier, args):
     """Train the anchors with the frozen global classifier (Eq. 5) -> the trained anchors A (C, D), and the loss of the
     last step. Each round starts with a new optimiser.
 
-    An epoch of the paper's E_s is one step on all C anchors, as in Algorithm 1. Learning rate, momentum and weight
+    One of the paper's E_s epochs is one step on all C anchors, as in Algorithm 1. Learning rate, momentum and weight
     decay are the clients'."""
     classifier = copy.deepcopy(classifier).requires_grad_(False)      # a frozen copy: only Θ and R are trained
     optimizer = torch.optim.SGD(anchor_net.parameters(), lr=args.lr, momentum=args.momentum,
@@ -247,7 +247,7 @@ def build_sphere_net(data, args):
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # a label for these draws
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # the words decide the draws
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)
@@ -258,7 +258,7 @@ def build_sphere_net(data, args):
 
 def build_encoder(data, args):
     """The feature extractor of --model, alone, and how many values it gives for an image."""
-    name, _ = architecture(args.model, 0)                             # all clients have the same network
+    name, _ = architecture(args.model, 0)                             # client 0's; all have the same
     pixels = data.x.shape[-1]
     encoder = build_extractor(name, pixels, args.small_stem)
     encoder.eval()                                                    # in train mode BatchNorm fails on one image
