@@ -24,7 +24,7 @@ The global model is then tested on each domain's test images; the score is the m
 On glyphs: 4 clients, one per domain, 20 images per class, 8 rounds, 5 epochs, λ1 = 1, λ2 = 10.
 Our main changes
   Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch. If
-         only Eq. 5 were a sum, cross-entropy would dominate.
+         only Eq. 5 were a sum, λ1 and λ2 would count less.
 Main gaps in the paper
   FINCH  The paper does not say which pass counts. We keep the last with at least two clusters, or the first if none
          has. Nor does it say whether larger clusters count more when the server averages them. In ours all count the
@@ -202,8 +202,8 @@ def similarity(z, vectors, alpha):
 def contrast(s, same_class, weights, tau):
     """L_contra, Eq. 6, of each sample: −log( Σ_{g of its class} exp(s_α/τ) W_g / Σ_g exp(s_α/τ) W_g ).
 
-    s (B, G), same_class (B, G) bool, weights (G,) -> (B,); meaningless for a sample whose class has no prototype,
-    so the caller leaves it out."""
+    s (B, G), same_class (B, G) bool, weights (G,) -> (B,); meaningless for a sample whose class has no prototype; the
+    caller leaves it out."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s_α/τ) W_g
     # -1e9, not -inf: without a prototype the loss would be infinite, and inf · 0 is nan in the caller's mean
     own_logits = logits.masked_fill(~same_class, -1e9)
@@ -217,7 +217,7 @@ def attraction(s, same_class, weights, phi):
     ranked = (s * weights * same_class).sort(1, descending=True).values  # s > 0, so other classes come last, with 0
     position = torch.arange(len(weights), device=s.device)
     n = same_class.sum(1)                                                    # (B,)
-    # ⌈φ n⌉; 1 − 1e-6, because rounding must not push a whole number up: 0.3 · 50 in float32 is just above 15
+    # ⌈φ n⌉. 1 − 1e-6: in float32 0.3 · 50 is just above 15, and would give 16
     num_kept = (phi * n * (1 - 1e-6)).ceil()
     kept = position < num_kept[:, None]
     return -(ranked * kept).sum(1)
@@ -259,7 +259,7 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
 
     vectors (N, D), labels (N,), sizes (N,): how many images each vector stands for -> Clusters. In a cluster's mean
     each vector counts once or, with weighted_means, once for each of its images."""
-    # float64: in float32 the cosines of nearly equal features round to 1, so nearest neighbours would tie
+    # in float64, because in float32 the cosines of nearly equal features round to 1, and nearest neighbours would tie;
     # on the CPU, because connected_components is a Python loop, slow with a GPU's tensors
     device = vectors.device
     vectors, labels, sizes = vectors.cpu().double(), labels.cpu(), sizes.cpu().double()
@@ -285,7 +285,7 @@ def finch(vectors, mean_weights):
     cluster = first_neighbour_clusters(vectors)
     while True:
         means = cluster_means(vectors, cluster, mean_weights)
-        cluster_of_mean = first_neighbour_clusters(means)             # a cluster has at least two members, so this ends
+        cluster_of_mean = first_neighbour_clusters(means)             # each pass at least halves them, so this ends
         coarser = cluster_of_mean[cluster]                            # each vector follows its cluster
         if coarser.max() == 0:                                        # all vectors in one cluster
             return cluster
