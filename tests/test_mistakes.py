@@ -100,7 +100,7 @@ def test_fedsa_eq7_margin_contrastive():
     got = fedsa.margin_contrastive(torch.zeros(2, 2), torch.tensor([1, 2]), anchors, torch.tensor(2.0))
 
     def loss(first, second):
-        """From how far away the three anchors look to the two samples."""
+        """The loss if the three anchors were at these distances from the two samples."""
         return (cross_entropy(-np.array(first), 1) + cross_entropy(-np.array(second), 2)) / 2
     right = loss([3, 6, 5], [3, 4, 7])
     wrong_class = "the margin is added for a class that is not the sample's"
@@ -122,12 +122,12 @@ def test_fedsa_eq7_margin_contrastive():
 
 
 def test_fedsa_eq10_ema():
-    """Both anchors are old; only the first class was uploaded."""
+    """Two classes, of which only the first was uploaded."""
     old, averages, uploaded = tensor([[1], [3]]), tensor([[11], [13]]), torch.tensor([True, False])
     name_the_mistake(fedsa.ema(old, averages, uploaded, 0.7), [[4], [3]], {
         "α weighs the average; it must weigh the old anchor, which then moves slowly": [[8], [3]],
-        "a class that no participant uploaded has moved": [[4], [6]],
-        "α weighs the average, and a class that no participant uploaded has moved": [[8], [10]],
+        "the anchor of a class that no participant uploaded has moved": [[4], [6]],
+        "α weighs the average, and the anchor of a class that no participant uploaded has moved": [[8], [10]],
         "the anchors do not move": [[1], [3]],
     })
 
