@@ -76,7 +76,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
 SETTINGS = {  # by --dataset
     "default": BASE,                                                  # every data set not named below
     "fmnist": dict(BASE, model="htcnn8"),                             # Appendix B
-    # a demo, not the paper's; it is short and needs no checkpoint
+    # our choice; a short run needs no checkpoint
     "glyphs": dict(BASE, model="htcnn8", image_size=24, subset=0.3, rounds=10, local_epochs=3, batches="all",
                    momentum=0.9, checkpoint_every=0),
 }
