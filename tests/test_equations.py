@@ -281,6 +281,16 @@ def test_fedsa_eq9_local_loss(monkeypatch):
     agree_with_gradient(net, fedsa.local_loss(net, x, y, anchors, margin, args), want)
 
 
+def test_eq5_by_the_letter():
+    """FedSA's --distance class-means: the batch's class means, a sum over its classes; an absent class adds nothing."""
+    z, _, anchors = random_batch(5, 4)
+    want = euclidean((z[0] + z[2]) / 2, anchors[3]) + euclidean((z[1] + z[3] + z[4]) / 3, anchors[1])
+    y = torch.tensor([3, 1, 3, 1, 1])
+    agree(fedsa.regularization(tensor(z), y, tensor(anchors), "class-means"), want)
+    assert torch.autograd.gradcheck(lambda z: fedsa.regularization(z, y, tensor(anchors), "class-means"),
+                                    tensor(z).requires_grad_())
+
+
 def test_fedlsa_eq10_local_loss():
     """λ weighs what --compactness picks; without anchors only cross-entropy remains."""
     net, x, y, z, entropy = batch()
