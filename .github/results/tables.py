@@ -401,7 +401,7 @@ COMPLETE = [
      ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
     ("the same, FedSA `--distance mse --lam-r 10`, as in its code", 12, "digits", None,
      [None, "fedproto", None, "fedsa-authors-settings"]),
-    ("the same, FedSA `--distance class-means`: Eq. 5 as printed", 12, "digits", None,
+    ("the same, FedSA `--distance class-means`: Eq. 5's sum, over a batch's class means", 12, "digits", None,
      [None, "fedproto", None, "fedsa-class-means"]),
     ("glyphs: the README's demo", 10, "class", None, ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
 ]
