@@ -194,7 +194,7 @@ def readme_global():
 def readme_fedfm():
     """The README's part of FedFM's runs on digits."""
     runs, last = read("digits-fedfm"), in_round("test", 50)
-    show("readme-fedfm", ["digits, our setting", "ours", "our lead over FedAvg"],
+    show("readme-fedfm", ["digits", "ours", "our lead over FedAvg"],
          [["FedAvg", accuracy(runs["fedavg"], last), ""],
           ["**FedFM**", accuracy(runs["fedfm"], last), difference(runs["fedfm"], runs["fedavg"], last)]])
 
