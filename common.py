@@ -362,13 +362,14 @@ def divide(data, index, held_back, args):
     -> [(domain or "", training Images, held back Images)], one for each client."""
     shares = []
     domain_names = np.array(data.domains)[data.domain[index]]
-    for i, part in enumerate(partition(data.y[index].numpy(), domain_names, args)):
+    parts = partition(data.y[index].numpy(), domain_names, args)
+    for i, part in enumerate(parts):
         part = generator(args.seed, "train/test", i).permutation(part)
         own = index[torch.from_numpy(part)]
         cut = len(own) - math.floor(held_back * len(own) + 1e-9)  # 1e-9: 2.9999999 is 3
         if cut < 2:
             fail(f"--partition {args.partition}: client {i} would train on {cut} of {len(index)} images; "
-                 f"try fewer --clients (now {args.clients or 'one for each domain'}), less skew or larger shares")
+                 f"try fewer clients (now {len(parts)}), less skew or larger shares")
         train = take(data, own[:cut], args.device)
         held = take(data, own[cut:], args.device)
         domain = ""
@@ -1589,15 +1590,22 @@ def print_table(title, table, flags_of_row):
         print_row(row, logs)
     for row, its_flags in zip(table, flags):
         if different:
-            print(f"{row}:", *[f"{flag} {its_flags[flag]}" for flag in different if flag in its_flags])
+            print(f"{row}:", *[f"{flag} {its_flags[flag]}".rstrip() for flag in different if flag in its_flags])
 
 
 def as_flags(settings):
     """A run's settings -> {"--lr": "0.1", ...} without those that are off or that its partition does not use."""
-    flags = {f"--{name.replace('_', '-')}": str(value) for name, value in settings.items()}
     ignored = ["--script", "--seed", "--rounds"]  # the folder, the table and the log say them
     ignored += [flag for flag in PARTITION_OF if PARTITION_OF[flag] != settings["partition"]]
-    return {flag: value for flag, value in flags.items() if flag not in ignored and value not in ("None", "False")}
+    flags = {}
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        if flag in ignored or value is None or value is False:
+            continue
+        if isinstance(value, dict):  # --domain-clients
+            value = ",".join(f"{domain}:{n}" for domain, n in value.items())
+        flags[flag] = "" if value is True else str(value)
+    return flags
 
 
 def print_row(row, logs):

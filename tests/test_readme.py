@@ -175,6 +175,13 @@ def test_equations_of_a_paper_page(script):
 
 
 @every_paper
+def test_formulas_of_a_paper_page(script):
+    """Display formulas are rendered: their $$ stand on lines of their own."""
+    lines = [line for line in PAPERS[script].splitlines() if "$$" in line]
+    assert lines == ["$$"] * len(lines) and len(lines) % 2 == 0
+
+
+@every_paper
 def test_names_on_a_paper_page(script):
     """Every function and flag on the page exists."""
     for module, name in re.findall(r"`(fed\w+|common)\.(?!py)(\w+)`", PAPERS[script]):
