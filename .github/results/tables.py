@@ -143,7 +143,8 @@ def readme_personal():
     titles = {"fedproto-off": "local training only", "fedproto": "**FedProto**", "fedtgp": "**FedTGP**",
               "fedsa": "**FedSA**", "fedsa-authors-settings": "FedSA, distance and loss weight of its code"}
     head, rows = table_1(titles)
-    show("readme-personal", ["CIFAR-10"] + head, rows)
+    without_last_round = [row[:2] + row[3:] for row in rows]
+    show("readme-personal", ["CIFAR-10", head[0], *head[2:]], without_last_round)
 
 
 def table_1(titles):
@@ -191,14 +192,6 @@ def readme_global():
          rows)
 
 
-def readme_fedfm():
-    """The README's part of FedFM's runs on digits."""
-    runs, last = read("digits-fedfm"), in_round("test", 50)
-    show("readme-fedfm", ["digits", "ours", "our lead over FedAvg"],
-         [["FedAvg", accuracy(runs["fedavg"], last), ""],
-          ["**FedFM**", accuracy(runs["fedfm"], last), difference(runs["fedfm"], runs["fedavg"], last)]])
-
-
 def lead(paper, method):
     """The paper's mean of the four domains, minus its FedAvg's."""
     return paper[method][4] - paper["fedavg"][4]
@@ -214,7 +207,6 @@ def leads():
     """The same runs in other rounds and by the classifier, with the verdict that would follow."""
     runs = read("cifar10-cross-device")
     functions = {"prototype, round 1000": in_round("prototype", 1000),
-                 "prototype, mean of rounds 820 to 1000": mean_of("prototype", 820, 1000),
                  "classifier, round 1000": in_round("classifier", 1000),
                  "better predictor, round 1000": better_predictor}
     rows = []
@@ -326,31 +318,11 @@ def office_fedplcc():
     ], FEDPLCC)
 
 
-def seed_by_seed():
-    """FedPLCC's lead over FedAvg on each seed, earlier runs included. The runs are from several machines."""
-    runs, mean = read_fedplcc(), mean_of_domains(100)
-    rows = []
-    for title, one, base in [
-            ("ten epochs", "fedplcc-letter", "fedavg"),
-            ("ten epochs, `--weighted-means`", "fedplcc", "fedavg"),
-            ("one epoch", "fedplcc-letter-1-epoch", "fedavg-1-epoch"),
-            ("one epoch, fused SGD", "fedplcc-letter-1-epoch-a", "fedavg-1-epoch-a"),
-            ("one epoch, `--weighted-means`", "fedplcc-weighted-1-epoch", "fedavg-1-epoch-b"),
-            ("one epoch, `--weighted-means`, fused SGD", "fedplcc-1-epoch-a", "fedavg-1-epoch-a"),
-            ("one epoch, `--weighted-means`, earlier runs", "fedplcc-1-epoch-others", "fedavg-1-epoch-others")]:
-        cells = [title]
-        for seed in range(6):
-            pair = seed in runs[one] and seed in runs[base]
-            cells.append(number(mean(runs[one][seed]) - mean(runs[base][seed])) if pair else "")
-        rows.append(cells)
-    show("seed-by-seed", ["lead over FedAvg, round 100"] + [f"seed {seed}" for seed in range(6)], rows)
-
-
 def digits_fedfm():
     """FedFM's complete runs, in a setting of our own: three data sets, a client for each."""
     runs = read("digits-fedfm")
     functions = {f"round {t}": in_round("test", t) for t in (10, 50)}
-    functions |= {"MNIST-M, round 50": in_round("mnistm", 50), "best validation": best_validation}
+    functions["best validation"] = best_validation
     rows = [[command] + [accuracy(runs[name], function) for function in functions.values()]
             for name, command in [("fedavg", "`fedfm.py --lam 0`: FedAvg"), ("fedfm", "`fedfm.py`")]]
     rows.append(["lead"] + [difference(runs["fedfm"], runs["fedavg"], function) for function in functions.values()])
@@ -366,7 +338,7 @@ def fedfm():
     """Seed 0, a fifth of the images."""
     runs = read("cifar10-fedfm")
     last = common_round([runs["fifth-lam-0"], runs["fifth-lam-50"]])
-    shown = [20, 21, 25, 30, 40, 60, last]
+    shown = [20, 21, 30, 40, last]
     rows = []
     for lam in 0, 50:
         rounds = runs[f"fifth-lam-{lam}"][0]
@@ -381,18 +353,14 @@ def batchnorm():
     """FedFM's global model with averaged BatchNorm statistics / with statistics of its own."""
     runs = read("batchnorm")
     rows = []
-    for images, title, seed, shown in [("fifth", "a fifth of the images, matching from round 6", 0, (6, 8)),
-                                       ("late", "a fifth of the images, matching from round 21", 0, (80,)),
-                                       ("all", "all images, matching from round 2", 0, (2,)),
-                                       ("digits", "digits, matching from round 1", 0, (50,)),
-                                       ("digits", "digits, matching from round 1, seed 2", 2, (50,))]:
-        columns = [runs[f"{images}-lam-{lam}"][seed] for lam in (0, 50)]
+    for images, start, shown in [("fifth", 6, (6, 8)), ("late", 21, (80,))]:
+        columns = [runs[f"{images}-lam-{lam}"][0] for lam in (0, 50)]
         for t in shown:
-            cells = [title, str(t)]
+            cells = [f"round {start}", str(t)]
             for rounds in columns:
                 cells.append(f"{number(rounds[t]['test'])} / {number(rounds[t]['own'])}" if t in rounds else "")
             rows.append(cells)
-    show("batchnorm", ["accuracy with averaged / recomputed statistics", "round", "`--lam 0`", "`--lam 50`"], rows)
+    show("batchnorm", ["averaged / recomputed statistics; matching from", "accuracy in round", "`--lam 0`", "`--lam 50`"], rows)
 
 
 # setting, planned rounds, file, first round of a mean (None: only the last round), runs of the last four columns
@@ -408,8 +376,6 @@ COMPLETE = [
 STOPPED = [
     ("CIFAR-10, four networks, 100 clients", 1000, "cifar10-cross-device", None,
      ["fedproto-off-four", "fedproto-four", "fedtgp-four", "fedsa-four"]),
-    ("the same, settings of FedTGP's code", 1000, "cifar10-cross-device", 80,
-     [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
     ("Fashion-MNIST, eight small CNNs, 20 clients", 1000, "fmnist", 6,
      ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
 ]
@@ -530,9 +496,9 @@ def draw_office():
 
 
 def main():
-    for table in [readme_demo, readme_personal, readme_global, readme_fedfm, cross_device, leads, authors_code,
-                  cross_silo, office_fedlsa, sphere, ablations, office_fedplcc, seed_by_seed, small, digits_fedfm,
-                  stopped, fedfm, batchnorm]:
+    for table in [readme_demo, readme_personal, readme_global, cross_device, leads, authors_code,
+                  cross_silo, office_fedlsa, sphere, ablations, office_fedplcc, digits_fedfm, fedfm, batchnorm, small,
+                  stopped]:
         table()
     draw_cifar10()
     draw_office()
