@@ -60,7 +60,7 @@ BASE = dict(                # FedTGP's "Implementation Details", unless a commen
     lr=0.01,                # η
     momentum=0.0,           # FedTGP names no optimiser: plain SGD
     weight_decay=0.0,       # not in FedTGP
-    lam=0.1,                # λ, Eq. 4
+    lam=0.1,                # λ, Eq. 4; FedTGP's appendix, "Hyperparameter settings"
     distance="euclidean",   # φ, text below Eq. 4
 )
 SETTINGS = {  # by --dataset

@@ -23,7 +23,7 @@ Our main changes
   Embedding  Ours is applied once, untrained; the paper calls it trainable but does not say how it is trained.
   Eqs. 5, 7  We compare the anchors with each image's features, not with class means. Eq. 5 is a sum over classes in
              the paper and a mean over images here, so with the same λ1 our pull is weaker. --distance class-means sums
-             over a batch's class means: on digits it is far better.
+             over a batch's class means; on MNIST, MNIST-M and USPS it is far better.
   Eq. 3      We average over the participants that have the class, not over all clients that have it, and leave out the
              factor 1/|𝒩_c|, because the weights already sum to 1.
 Main gaps in the paper
@@ -67,7 +67,7 @@ BASE = dict(                # the paper's "Implementation details", unless a com
     lam_mcl=None,           # λ2, Eq. 9; main sets it: 0.01 for one architecture, 1 for several
     lam_cc=1.0,             # λ3, Eq. 9
     alpha=0.9999,           # α, Eq. 10
-    distance="euclidean",   # d in Eq. 5, text below it; --distance does not change Eqs. 6 and 7
+    distance="euclidean",   # d, text below Eq. 5; averaged over images as in the authors' code. Not for Eqs. 6 and 7
     projection="mlp",       # layers of the embedding; not in the paper: from the authors' code
 )
 SETTINGS = {  # by --dataset
@@ -161,13 +161,12 @@ def local_loss(net, x, y, anchors, margin, args):
 
 
 def regularization(z, y, anchors, kind):
-    """L_R, Eq. 5: the distance d between a sample's features and the anchor of its class, averaged over the batch. The
-    paper sums d over the client's class means.
+    """L_R, Eq. 5: how far the features are from the anchors of their classes. The paper sums the Euclidean distances
+    of the client's class means; a gradient step sees only a batch.
 
-    kind "euclidean"    the length of the difference, as in the paper
-         "mse"          its square divided by D
-         "class-means"  the length of the difference between the batch's mean of a class and the class's anchor, summed
-                        over the classes in the batch: the paper's sum
+    kind "euclidean"    the distance of each image's features, averaged over the batch
+         "mse"          the squared distance divided by D, averaged over the batch
+         "class-means"  the distance of the batch's mean of a class, summed over the classes in the batch
 
     z (B, D), y (B,), anchors (C, D) -> scalar."""
     if kind == "class-means":
@@ -256,8 +255,9 @@ def add_flags(group):
                        help="λ3 in Eq. 9, weight of the classifier's loss on the anchors")
     group.add_argument("--alpha", type=share_or_zero, help="α in Eq. 10, the weight of the old anchor")
     group.add_argument("--distance", choices=["euclidean", "mse", "class-means"],
-                       help="d in Eq. 5. euclidean: the paper's; mse: mean squared error, as in the authors' code; "
-                            "class-means: euclidean, summed over class means as in the paper")
+                       help="L_R, Eq. 5. euclidean: the paper's distance, averaged over images; mse: mean squared "
+                            "error, as in the authors' code; class-means: the paper's distance of a batch's class "
+                            "means, summed over classes as in the paper")
     group.add_argument("--projection", choices=["mlp", "linear", "none"],
                        help="embedding layer of the anchors. mlp: the authors' code; linear: one layer; "
                             "none: Table 4's first row")

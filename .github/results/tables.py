@@ -353,14 +353,15 @@ def batchnorm():
     """FedFM's global model with averaged BatchNorm statistics / with statistics of its own."""
     runs = read("batchnorm")
     rows = []
-    for images, start, shown in [("fifth", 6, (6, 8)), ("late", 21, (80,))]:
+    for images, start, shown in [("fifth", 6, (6, 7, 8)), ("late", 21, (80,))]:
         columns = [runs[f"{images}-lam-{lam}"][0] for lam in (0, 50)]
         for t in shown:
             cells = [f"round {start}", str(t)]
             for rounds in columns:
                 cells.append(f"{number(rounds[t]['test'])} / {number(rounds[t]['own'])}" if t in rounds else "")
             rows.append(cells)
-    show("batchnorm", ["averaged / recomputed statistics; matching from", "accuracy in round", "`--lam 0`", "`--lam 50`"], rows)
+    show("batchnorm", ["matching from", "round", "`--lam 0`, averaged / recomputed", "`--lam 50`, averaged / recomputed"],
+         rows)
 
 
 # setting, planned rounds, file, first round of a mean (None: only the last round), runs of the last four columns
