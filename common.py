@@ -352,7 +352,7 @@ def make_federation(data, net, args, validation=0.0):
             fail(f"--subset {args.subset}: leaves the server no test images of {name}")
         if len(index) == 0:
             exit_without_data(Path(args.data, args.dataset),
-                              f"the server needs test images of {name} (in the second layout it holds out a fifth)")
+                              f"the server needs test images of {name} (without test/ it holds some images out)")
         tests[name] = take(data, index, args.device)
     return clients, client_nets, tests
 
@@ -382,6 +382,12 @@ def divide(data, index, held_back, args):
     each = largest if smallest == largest else f"{smallest} to {largest}"
     print(f"{args.dataset}: {len(data.y):,} images of {len(data.class_names)} classes, {data.x.shape[-1]} pixels; "
           f"{len(shares)} clients train on {each} images each ({args.partition})")
+
+    dealt = index[torch.from_numpy(np.concatenate(parts))]
+    for what, names, of_image in ("classes", data.class_names, data.y), ("domains", data.domains, data.domain):
+        left_out = set(of_image[index].tolist()) - set(of_image[dealt].tolist())
+        if left_out:
+            print(f"careful: no client has images of the {what} {few([names[n] for n in sorted(left_out)])}")
     return shares
 
 
@@ -526,13 +532,10 @@ def indices_by_class(y, rng):
 def deal(stock, counts):
     """Give client i the next counts[i, c] images of class c. stock: each class's images, [indices]; counts (K, C)
     -> K index arrays."""
-    parts = [[] for _ in counts]
-    for c, index in enumerate(stock):
-        start = 0
-        for i, n in enumerate(counts[:, c]):
-            parts[i].append(index[start:start + n])
-            start += n
-    return [np.concatenate(part) for part in parts]
+    pieces = []  # of each class: a piece for each client
+    for index, sizes in zip(stock, counts.T):
+        pieces.append(np.split(index, sizes.cumsum())[:-1])  # the last piece is what nobody gets
+    return [np.concatenate(part) for part in zip(*pieces)]
 
 
 def fewest_images(y, args):
@@ -588,9 +591,7 @@ def pathological(y, domain, args, rng):
         fail(f"--classes-per-client {each}: must be at most the number of classes, {classes}")
     owns = np.zeros((args.clients, classes), int)
     for i in range(args.clients):
-        random = rng.random(classes)  # breaks ties
-        owners_so_far = owns.sum(0)
-        order = sorted(range(classes), key=lambda c: (owners_so_far[c], random[c]))
+        order = np.lexsort((rng.random(classes), owns.sum(0)))  # by number of owners, ties in random order
         owns[i, order[:each]] = 1
 
     counts = np.zeros((args.clients, classes), int)
@@ -703,7 +704,7 @@ def load_dataset(args):
     folder = Path(args.data, args.dataset)
     size = args.image_size or PIXELS.get(args.dataset, 32)
     show_progress(f"loading {args.dataset} ...")
-    beside = [place.name for place in folder.parent.glob("*")]  # folder.is_dir() would take data/MNIST on Windows
+    beside = [place.name for place in folder.parent.glob("*")]  # by name: Windows would take MNIST for mnist
     if args.dataset == "glyphs":
         data = glyphs(size)
         if folder.is_dir():
@@ -771,13 +772,13 @@ def image_folder(folder, size):
     for path in paths:
         about = path.stat() if path.exists() else path.lstat()  # `decoded` names broken links
         paths_and_times.append((path.relative_to(folder).as_posix(), about.st_mtime_ns, about.st_size))
-    how = "upright, 8 bits, on white"  # another text if pixels are read otherwise
+    how = "upright, 8 bits, on white"  # change this text if pixels are read differently: old caches become invalid
     key = zlib.crc32(repr((how, paths_and_times)).encode())
     cache = folder.with_name(f"{folder.name}-{size}px.pt")
 
     def read(i):
         image = Image.open(paths[i])
-        if folder.name not in PIXELS:  # the papers' sets stay as published; a tag in office is wrong
+        if folder.name not in PIXELS:  # the papers' sets stay as published; one image of office has a wrong tag
             image = ImageOps.exif_transpose(image)
         return image, y[i]
 
@@ -838,9 +839,8 @@ def role(names):
 
 
 def sort_images(folder, images):
-    """The rule for folders. With train/, that holds the classes, and test/ beside it holds test images of the same
-    classes. Without, each folder is a domain, which has train/ as above or holds the classes itself; then
-    `test_images` picks the test images. What does not fit is refused.
+    """The rule for folders: train/<class> and test/<class>; or <domain>/train/<class> and <domain>/test/<class>; or
+    <domain>/<class>, where `test_images` picks the test images. What does not fit is refused.
     images: see `images_below` -> [(path, class, domain, is it a test image?)]"""
     layout = {}  # {domain: {part: {class: [path]}}}
     for names, paths in images.items():
@@ -1206,15 +1206,17 @@ def new_folder(args):
     """Make <out>/<script>-<dataset>[-<name>]-s<seed>, with a number added if that exists."""
     pieces = [args.script, args.dataset, args.name, f"s{args.seed}"]
     name = "-".join(piece for piece in pieces if piece)
-    for n in itertools.count(1):
-        folder = Path(args.out, name if n == 1 else f"{name}-{n}")
-        try:
-            folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
-            continue
-        except OSError as error:
-            fail(f"--out {args.out}: {error}")
+    try:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+        for n in itertools.count(1):
+            folder = Path(args.out, name if n == 1 else f"{name}-{n}")
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:
+                continue
+    except OSError as error:  # --out may be a file, or a link to nowhere
+        fail(f"--out {args.out}: {error}")
 
 
 def show_progress(text):
@@ -1343,7 +1345,7 @@ def draw_pictures(run, data, clients, prototypes=None, labels=None, net=None, te
 def with_a_shared_class(clients, C):
     """Six clients with many test images of one class: the class of which the sixth client has the most."""
     n = np.stack([np.bincount(client.test.y.cpu(), minlength=C) for client in clients])  # (K, C)
-    sixth_largest = np.sort(n, axis=0)[-6:][0]                        # (C,); with fewer clients the smallest
+    sixth_largest = np.sort(n, axis=0)[-min(6, len(clients))]         # (C,); with fewer clients the smallest
     shared = sixth_largest.argmax()
     chosen = n[:, shared].argsort(kind="stable")[-6:]
     return [clients[i] for i in sorted(chosen)]
@@ -1360,11 +1362,11 @@ def label_ticks(axis, names):
 def plot_partition(clients, names):
     """A dot's area is how many training images of a class a client has."""
     counts = np.stack([np.bincount(client.train.y.cpu(), minlength=len(names)) for client in clients])
-    rows, columns = counts.nonzero()
+    k, c = counts.nonzero()
     figure = Figure(figsize=(9, 6))
     axis = figure.subplots()
     area = 4000 / max(10, len(names), len(clients) / 2) / counts.max()
-    axis.scatter(rows, columns, s=area * counts[rows, columns], alpha=0.7)
+    axis.scatter(k, c, s=area * counts[k, c], alpha=0.7)
     axis.set(xlabel=f"client (the largest dot: {counts.max()} training images)", ylabel="class")
     label_ticks(axis.xaxis, [f"{client.id} {client.domain}"[:24] for client in clients])
     label_ticks(axis.yaxis, names)

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,15 @@ def test_the_time_left_is_that_of_recent_rounds(capsys):
 
 def test_a_run_says_how_many_images_its_clients_train_on(run):
     assert re.search(r"clients train on [1-9]\d* ", run("fedlsa", SMALL["fedlsa"]).text)
+
+
+def test_a_run_says_which_classes_and_domains_no_client_has(run):
+    """The global model is tested on them all the same."""
+    dealt = run("fedlsa", SMALL["fedlsa"], "--partition domain --domain-clients plain:1,thin:2").text
+    assert "careful: no client has images of the domains texture, clutter\n" in dealt
+    pathological = run("fedproto", SMALL["fedproto"], "--partition pathological --classes-per-client 2").text
+    assert re.search(r"careful: no client has images of the classes \d, \d\n", pathological)  # four clients
+    assert "no client has" not in run("fedproto", SMALL["fedproto"]).text
 
 
 def test_rounds_without_evaluation_have_empty_cells(run):
@@ -271,6 +281,13 @@ def test_bad_input_is_one_line_and_status_2(words, says, refused, tmp_path):
     error = refused(script, "--image-size 24 --rounds 1", words.removeprefix(script))
     assert says in error and re.findall(r"--[a-z-]+", words)[-1] in error
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights")
+def test_a_link_to_nowhere_as_out(refused, tmp_path):
+    """It must not be tried forever."""
+    (tmp_path / "runs").symlink_to(tmp_path / "nowhere")
+    assert "--out" in refused("fedproto", SMALL["fedproto"])
 
 
 def test_a_setting_without_a_flag_is_named(capsys):
