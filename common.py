@@ -1528,25 +1528,33 @@ def compare(folders):
     paths = []
     for pattern in folders:  # such as runs/*, if the shell has not expanded it
         paths += sorted(glob.glob(str(pattern))) or [pattern]
-    tables, flags_of_row = read_runs(dict.fromkeys(map(Path, paths)))
+    tables = read_runs(dict.fromkeys(map(Path, paths)))
     if not tables:
         fail("no folder of a run with a tested round; try: python common.py runs/*")
 
     print("best %: the best round's, selected on validation images if there are any, else on test images\n"
           "lead: final % minus the majority class's, which always answers a client's most frequent training class\n"
           "clients' classifiers and prototypes are tested on the clients' own images, a global model on the server's")
-    for title, table in tables.items():
-        print_table(title, table, flags_of_row)
+    for title, rows in tables.items():
+        print_table(title, rows)
         path = Path(paths[0]).parent / f"compare-{title}.png"
         with only_a_warning(path):
-            plot_comparison(title, table).savefig(path)
+            plot_comparison(title, rows).savefig(path)
             print(f"drawn in {path}")
 
 
+@dataclass
+class Row:
+    """Runs of the same settings: a row of the table."""
+    name: str    # that of its folders without the seed or, if another row has that name, of its first folder
+    stem: str    # that of its folders without the seed
+    flags: dict  # {"--lr": "0.1", ...}
+    logs: dict   # {seed: log}
+
+
 def read_runs(folders):
-    """The logs of run folders -> {data set and partition: {row: {seed: log}}}, and each row's flags, {row: flags}.
-    A row is called like its folders without the seed or, if another row has that name, like its first folder."""
-    tables, flags_of_row, stem_of_row = {}, {}, {}
+    """The logs of run folders -> {data set and partition: [Row]}."""
+    tables = {}
     for folder in folders:
         if not folder.exists():
             fail(f"{folder}: no such folder")
@@ -1566,33 +1574,30 @@ def read_runs(folders):
             print(f"{folder}: left out, no tested round")
             continue
         stem = re.sub(rf"-s{seed}(-\d+)?$", "", str(folder)) + rounds
-        table = tables.setdefault(title, {})
-        same_setting = [row for row in table if stem_of_row[row] == stem and flags_of_row[row] == flags]
-        lack_this_seed = [row for row in same_setting if seed not in table[row]]
+        rows = tables.setdefault(title, [])
+        lack_this_seed = [row for row in rows if row.stem == stem and row.flags == flags and seed not in row.logs]
         if lack_this_seed:
-            row = lack_this_seed[0]
+            lack_this_seed[0].logs[seed] = log
         else:
-            row = str(folder) + rounds if stem in stem_of_row else stem
-            stem_of_row[row], flags_of_row[row] = stem, flags
-        table.setdefault(row, {})[seed] = log
-    return tables, flags_of_row
+            taken = any(row.name == stem for row in rows)
+            rows.append(Row(str(folder) + rounds if taken else stem, stem, flags, {seed: log}))
+    return tables
 
 
-def print_table(title, table, flags_of_row):
-    """A table {row: {seed: log}}, and below it the flags in which its rows differ."""
-    flags = [flags_of_row[row] for row in table]
-    all_flags = dict.fromkeys(itertools.chain(*flags))
-    different = [flag for flag in all_flags if len({of_row.get(flag) for of_row in flags}) > 1]
+def print_table(title, rows):
+    """A table, and below it the flags in which its rows differ."""
+    all_flags = dict.fromkeys(itertools.chain(*[row.flags for row in rows]))
+    different = [flag for flag in all_flags if len({row.flags.get(flag) for row in rows}) > 1]
     print(f"\n{title}")
     other_task = [flag for flag in different if flag in TASK_FLAGS]
     if other_task:
         print(f"careful: not all rows have the same {', '.join(other_task)}; see below the table")
     print("| run | seeds | accuracy of | best % | final % | lead |\n|---|---|---|---|---|---|")
-    for row, logs in table.items():
-        print_row(row, logs)
-    for row, its_flags in zip(table, flags):
+    for row in rows:
+        print_row(row)
+    for row in rows:
         if different:
-            print(f"{row}:", *[f"{flag} {its_flags[flag]}".rstrip() for flag in different if flag in its_flags])
+            print(f"{row.name}:", *[f"{flag} {row.flags[flag]}".rstrip() for flag in different if flag in row.flags])
 
 
 def as_flags(settings):
@@ -1610,10 +1615,10 @@ def as_flags(settings):
     return flags
 
 
-def print_row(row, logs):
-    """The lines of some runs {seed: log} in the table, one for each kind of prediction."""
-    seeds = ",".join(str(seed) for seed in sorted(logs))
-    logs = list(logs.values())
+def print_row(row):
+    """The lines of a row, one for each kind of prediction."""
+    seeds = ",".join(str(seed) for seed in sorted(row.logs))
+    logs = list(row.logs.values())
     for kind in predictions(*logs):
         best, _, final = zip(*[best_and_final(log, kind) for log in logs])
         lead = ""
@@ -1621,14 +1626,14 @@ def print_row(row, logs):
             # the same in every tested round
             lead = mean_std([score - np.nanmax(log["acc_most_frequent"]) for score, log in zip(final, logs)])
         of = "global model" if kind == "test" else kind
-        print(f"| {row} | {seeds} | {of} | {mean_std(best)} | {mean_std(final)} | {lead} |")
+        print(f"| {row.name} | {seeds} | {of} | {mean_std(best)} | {mean_std(final)} | {lead} |")
 
 
-def plot_comparison(title, table):
-    """Test accuracy over rounds, a panel for each kind of prediction. A line is the mean over seeds, its band their
-    range. table {row: {seed: log}}."""
-    kinds = predictions(*[log for logs in table.values() for log in logs.values()])
-    figure = Figure(figsize=(6 * len(kinds), 4.5 + 0.12 * len(table)))
+def plot_comparison(title, rows):
+    """Test accuracy over rounds, a panel for each kind of prediction. A line is the mean over a row's seeds, its band
+    their range."""
+    kinds = predictions(*[log for row in rows for log in row.logs.values()])
+    figure = Figure(figsize=(6 * len(kinds), 4.5 + 0.12 * len(rows)))
     panels = figure.subplots(1, len(kinds), squeeze=False, sharey=True)[0]
     lines = {}
     for kind, axis in zip(kinds, panels):
@@ -1636,8 +1641,8 @@ def plot_comparison(title, table):
         axis.set(title=title_of_panel, xlabel="round (bands: from the worst to the best seed)",
                  ylabel="% of test images")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        for n, (row, logs) in enumerate(table.items()):
-            logs = list(logs.values())
+        for n, row in enumerate(rows):
+            logs = list(row.logs.values())
             if kind not in predictions(*logs):
                 continue
             scores = np.stack([log[f"acc_{kind}"] for log in logs])  # (seeds, rounds)
@@ -1645,7 +1650,7 @@ def plot_comparison(title, table):
             rounds = np.flatnonzero(tested) + 1
             scores = scores[:, tested]
             line, = axis.plot(rounds, scores.mean(0), color=f"C{n}", marker=MARKERS[n % len(MARKERS)], markersize=4)
-            lines[row] = line
+            lines[row.name] = line
             axis.fill_between(rounds, scores.min(0), scores.max(0), color=f"C{n}", alpha=0.15)
     figure.suptitle(title)
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=2, handlelength=4)

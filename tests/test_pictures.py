@@ -320,14 +320,16 @@ def test_compare_as_a_program(tmp_path, monkeypatch):
 def test_a_row_of_personal_models(tmp_path, capsys):
     """The final round gives the lead; an untested round is not 0 %."""
     log = "round,acc_classifier,acc_most_frequent\n1,,\n2,80,35\n3,,\n4,60,35\n5,,\n"
-    common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log) / "log.csv")})
+    logs = {0: common.read_log(a_run(tmp_path / "mine", log) / "log.csv")}
+    common.print_row(common.Row("mine", "mine", {}, logs))
     assert table(capsys.readouterr().out) == [["mine", "0", "classifier", "80.00", "60.00", "25.00"]]
 
 
 def test_a_row_of_a_global_model(tmp_path, capsys):
     """Validation images pick the best round; a domain's name may have a comma."""
     log = 'round,acc_test,acc_validation,"acc_grey, old"\n1,50,70,5\n2,80,60,5\n3,60,65,5\n'
-    common.print_row("mine", {0: common.read_log(a_run(tmp_path / "mine", log) / "log.csv")})
+    logs = {0: common.read_log(a_run(tmp_path / "mine", log) / "log.csv")}
+    common.print_row(common.Row("mine", "mine", {}, logs))
     assert table(capsys.readouterr().out) == [["mine", "0", "global model", "50.00", "60.00", ""]]
 
 
@@ -340,7 +342,7 @@ def test_compare_png():
             "acc_prototype": np.array([41, 42, 43]),
         }
     other = {0: {"acc_classifier": np.array([1, 2, 3]), "acc_prototype": np.array([4, 5, 6])}}
-    figure = common.plot_comparison("glyphs", {"mine": logs, "other": other})
+    figure = common.plot_comparison("glyphs", [common.Row("mine", "", {}, logs), common.Row("other", "", {}, other)])
     left, right = figure.axes
     assert left.get_title() == "classifier accuracy of clients' own models"
     assert right.get_title() == "prototype accuracy of clients' own models"
