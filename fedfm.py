@@ -15,8 +15,8 @@ One round (C_k classes at client k; D features; |w| parameters of the model):
      their numbers of images (Eq. 11).                                                 |w| floats from each
 The global model is then tested on the server's test images. The round with the best mean of the clients' validation
 accuracies is reported (Section VII-A). Rounds 1 to T_s are FedAvg: no steps 2 and 3, and cross-entropy alone in step 4.
-FedFM-Lite (Section VI) needs one exchange per round instead of two: step 2 moves behind step 4, to the participants'
-trained models, and the server averages their class means into the next round's anchors. So its round 1 never matches.
+FedFM-Lite (Section VI) needs one exchange per round instead of two: participants do step 2 after step 4, with their
+trained models, and the server averages the class means into the next round's anchors. So its round 1 never matches.
 With --model-every 5 the participants stay the same for five rounds: they receive the model in the first, each trains
 its own copy, and they return it in the fifth. Class means and anchors travel as often as before.
 
@@ -91,7 +91,7 @@ SETTINGS = {
     # 23,713). The authors' code has this ResNet50 as well, and augments.
     "cifar100": dict(BASE, model="resnet50", small_stem=True, feature_dim=2048, augment=True),
     # our choices for data that the paper does not use
-    "digits": dict(DOMAINS, images_per_class=30),                     # as in FedLSA's paper
+    "digits": dict(DOMAINS, images_per_class=30),                     # FedLSA's data set
     "domains": DOMAINS,                                               # other folders with domains
     "glyphs": dict(DOMAINS, images_per_class=20, rounds=10, local_epochs=5, checkpoint_every=0),
 }
@@ -125,7 +125,7 @@ def main(args):
 
     for t in run.rounds():
         # FedFM-Lite with --model-every 5: participants are drawn in rounds 1, 6, 11, ... and stay for five rounds.
-        # They get the model in the first and send theirs in the fifth. In FedFM first is always t.
+        # They get the model in the first and send theirs in the fifth. With --model-every 1 first is t.
         first = t - (t - 1) % args.model_every
         chosen = participants(clients, first, args)
         up = down = 0                                                 # floats sent in this round
@@ -173,13 +173,13 @@ def main(args):
 
 
 def no_anchors(C, D, device):
-    """Before the first anchors: vectors (C, D), has_anchor (C,)."""
+    """No anchors yet: vectors (C, D) of zeros, has_anchor (C,) all False."""
     return Anchors(torch.zeros(C, D, device=device), torch.zeros(C, dtype=torch.bool, device=device))
 
 
 def is_matching(t, args):
-    """Does round t match features with anchors? Rounds 1 to T_s do not, nor does round 1 of FedFM-Lite, which has no
-    anchors yet."""
+    """Does round t match features with anchors? Not if λ = 0, not in rounds 1 to T_s, and not in round 1 of FedFM-Lite,
+    which has no anchors yet."""
     warmup = max(1, args.warmup) if args.lite else args.warmup
     return args.lam > 0 and t > warmup
 
@@ -237,18 +237,18 @@ def local_loss(net, x, y, anchors, args):
 def contrastive_guiding(z, y, anchors, temperature):
     """Contrastive guiding, Section IV-C: −log( exp(cos(z_b, a_{y_b}) / α) / Σ_i exp(cos(z_b, a_i) / α) ), mean over the
     batch. Features are scaled to length 1 as in Section VII-A, anchors as in the authors' code. A class without an
-    anchor is left out of the sum, its samples out of the mean.
+    anchor is left out of the sum, its images out of the mean.
 
     z (B, D), y (B,), temperature α -> scalar, 0 if no class in the batch has an anchor."""
     cosine = F.normalize(z, dim=1) @ F.normalize(anchors.vectors, dim=1).T                 # (B, C)
-    # not -inf: mean_where multiplies the losses of samples whose class has no anchor by 0, and 0 · inf is nan
+    # -1e9, not -inf: without an anchor the loss would be infinite, and inf · 0 is nan in mean_where
     logits = (cosine / temperature).masked_fill(~anchors.has_anchor, -1e9)
     losses = F.cross_entropy(logits, y, reduction="none")                                  # (B,)
     return mean_where(losses, anchors.has_anchor[y])
 
 
 def squared_distance(z, y, anchors):
-    """Eq. 3: ‖z_b − a_{y_b}‖², both scaled to length 1, mean over the samples whose class has an anchor.
+    """Eq. 3: ‖z_b − a_{y_b}‖², both scaled to length 1, mean over the images whose class has an anchor.
 
     z (B, D), y (B,) -> scalar."""
     difference = F.normalize(z, dim=1) - F.normalize(anchors.vectors, dim=1)[y]

@@ -14,7 +14,7 @@ One round (C classes, D features, |w| floats in the model):
   2. It sends the global model and the anchors.                                        |w| + C · D floats to each
   3. Each participant trains the model for E_c epochs on cross-entropy (Eq. 9) + λ · a contrastive loss (Eq. 10):
      features should be most similar to their class's anchor (L_COM, Eq. 8).
-  4. It sends the model, and the server averages the models.                           |w| floats
+  4. Each sends its model, and the server averages them.                               |w| floats
 The global model is then tested on each domain's test images; the score is the mean over domains.
 
 On glyphs (digits that the program draws): 4 clients, one per domain, each with 20 images of each class; 12 rounds,
@@ -104,7 +104,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D); None with FedAvg. Used as it is only if a resumed run has no rounds left
+    # (C, D), trained anew in every round below; None with FedAvg
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():
@@ -165,8 +165,8 @@ def local_loss(net, x, y, anchors, args):
 
 
 def compactness(h, y, anchors, tau):
-    """L_COM, Eq. 8: cross-entropy over the logits h_b · a_c / τ, mean over the batch. The softmax follows from von
-    Mises-Fisher distributions around the anchors (Eqs. 6 and 7).
+    """L_COM, Eq. 8: cross-entropy over the logits h_b · a_c / τ, mean over the batch. The softmax is p(y | h) for
+    equally likely von Mises-Fisher distributions around the anchors, with κ = 1/τ (Eqs. 6 and 7).
 
     h (B, D) and anchors (C, D) on the sphere, y (B,) -> scalar."""
     return F.cross_entropy(h @ anchors.T / tau, y)
@@ -247,7 +247,7 @@ def build_sphere_net(data, args):
     The paper has two convolutions and three linear layers, but gives no sizes. We use the encoder of --model (cnn4: 5x5
     convolutions with 32 and 64 channels, a linear layer to I = 512). Projector and classifier are linear layers."""
     C, D = len(data.class_names), args.feature_dim
-    with seeded(args.seed, "weights lsa_cnn ()"):                     # the words decide the draws
+    with seeded(args.seed, "weights lsa_cnn ()"):                     # this text seeds the weights
         encoder, I = build_encoder(data, args)
         projector = nn.Linear(I, D)
         classifier = nn.Linear(D, C)

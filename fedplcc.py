@@ -26,7 +26,7 @@ Our main changes
   Eq. 5  is a sum over a client's images in the paper; Eqs. 6 and 8 are for one image. Ours are means over a batch. If
          only Eq. 5 were a sum, λ1 and λ2 would count less.
 Main gaps in the paper
-  FINCH  The paper does not say which pass counts. We keep the last with at least two clusters, or the first if none
+  FINCH  The paper does not say which pass to use. We take the last with at least two clusters, or the first if none
          has. Nor does it say whether larger clusters count more when the server averages them. In ours all count the
          same (--weighted-means: by numbers of images).
   E, τ   Contradictory: Algorithm 1 counts E epochs; in Section IV an epoch "consists of E = 10 iterations". τ is 0.07
@@ -76,7 +76,7 @@ SETTINGS = {
     "office": dict(BASE, rounds=100, lam_contra=20.0),
     "domainnet": dict(BASE, images_per_class=40),
     # our choices for data that the paper does not use
-    "digits": dict(BASE, image_size=32, lam_contra=100.0),                          # used in FedLSA's paper
+    "digits": dict(BASE, image_size=32, lam_contra=100.0),                          # FedLSA's data set
     "domains": dict(BASE, images_per_class=None, image_size=None),                  # other folders with domains
     "default": dict(BASE, images_per_class=None, image_size=None, clients=10, partition="dirichlet", beta=0.5),
     "glyphs": dict(BASE, images_per_class=20, image_size=32, rounds=8, local_epochs=5, checkpoint_every=0),
@@ -172,7 +172,7 @@ def client_update(client, prototypes, t, args):
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eq. 4 on a batch: Eq. 5 is a mean over the batch, Eqs. 6 and 8 over the samples whose class has a prototype.
+    """Eq. 4 on a batch: Eq. 5 is a mean over the batch, Eqs. 6 and 8 over the images whose class has a prototype.
 
     x (B, 3, height, width) uint8, y (B,), prototypes: Prototypes; None with FedAvg, empty in round 1
     -> scalar."""
@@ -205,7 +205,7 @@ def contrast(s, same_class, weights, tau):
     s (B, G), same_class (B, G) bool, weights (G,) -> (B,); meaningless for a sample whose class has no prototype; the
     caller leaves it out."""
     logits = s / tau + weights.log()                                  # exp(logits) = exp(s_α/τ) W_g
-    # -1e9, not -inf: without a prototype the loss would be infinite, and inf · 0 is nan in the caller's mean
+    # -1e9, not -inf: without a prototype the loss would be infinite, and inf · 0 is nan in mean_where
     own_logits = logits.masked_fill(~same_class, -1e9)
     return logits.logsumexp(1) - own_logits.logsumexp(1)
 
@@ -278,15 +278,15 @@ def cluster_by_class(vectors, labels, sizes, weighted_means=False):
 
 
 def finch(vectors, mean_weights):
-    """Cluster the vectors, then the clusters' means, and so on. The last pass with at least two clusters counts, or the
-    first if none has.
+    """Cluster the vectors, then the clusters' means, and so on. Returns the last pass with at least two clusters, or
+    the first if none has.
 
     vectors (N, D), mean_weights (N,) as in cluster_means, all 1 in plain FINCH -> cluster numbers (N,) from 0."""
     cluster = first_neighbour_clusters(vectors)
     while True:
         means = cluster_means(vectors, cluster, mean_weights)
         cluster_of_mean = first_neighbour_clusters(means)             # each pass at least halves them, so this ends
-        coarser = cluster_of_mean[cluster]                            # each vector follows its cluster
+        coarser = cluster_of_mean[cluster]                            # from the means back to the vectors
         if coarser.max() == 0:                                        # all vectors in one cluster
             return cluster
         cluster = coarser
@@ -301,7 +301,7 @@ def cluster_means(vectors, cluster, mean_weights):
 
 
 def first_neighbour_clusters(vectors):
-    """Link each vector to its nearest other one by cosine. Connected vectors form a cluster.
+    """Link each vector to its nearest neighbour by cosine. Connected vectors form a cluster.
     A single vector is a cluster as well.
 
     vectors (N, D) -> cluster numbers (N,) from 0."""
@@ -311,11 +311,11 @@ def first_neighbour_clusters(vectors):
 
 
 def connected_components(nearest):
-    """nearest (N,): vector i is linked to vector nearest[i] -> the component's number of each vector (N,), from 0."""
+    """Components of the graph with edges i – nearest[i]. nearest (N,) -> each vector's component (N,), from 0."""
     component = torch.arange(len(nearest))                            # at first each vector is alone
     for i, j in enumerate(nearest.tolist()):
         joined = (component == component[i]) | (component == component[j])  # all vectors in i's and j's components
-        component[joined] = component[joined].min()                   # they are one component now
+        component[joined] = component[joined].min()
     _, number = torch.unique(component, return_inverse=True)          # renumber: 0, 1, 2, ...
     return number
 

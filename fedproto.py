@@ -134,7 +134,7 @@ def client_update(client, prototypes, has_prototype, t, args):
 
 
 def local_loss(net, x, y, prototypes, has_prototype, args):
-    """Eq. 4 on a batch.
+    """Eq. 4 on a batch, with each image's features in the place of the client's class mean P_i^c.
 
     x (B, 3, height, width) uint8, y (B,), prototypes (C, D), has_prototype (C,) bool -> scalar."""
     z = net.features(x)
@@ -143,8 +143,8 @@ def local_loss(net, x, y, prototypes, has_prototype, args):
 
 
 def prototype_distance(z, y, prototypes, has_prototype, kind):
-    """Second term of Eq. 4, without λ, for images, not class means: the distance φ between an image's features and
-    the prototype of its class, averaged over the images whose class has one.
+    """Second term of Eq. 4, without λ: the distance φ between an image's features and its class's global prototype,
+    averaged over the images whose class has one.
 
     kind "euclidean"  the length of the difference, as in FedTGP
          "mse"        its square divided by D

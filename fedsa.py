@@ -11,7 +11,7 @@ One round (C classes, C_i of them at client i; D features):
   2. Each participant computes a margin d*: the larger of two margins, that of the anchors and that of its class means
      (Eq. 6). Then it trains on cross-entropy
      + λ1 · the distance from an image's features to its class's anchor, mean over the batch (L_R, Eq. 5)
-     + λ2 · a contrastive loss: that anchor should be nearer than any other, by d* (L_MCL, Eq. 7)
+     + λ2 · a contrastive loss: that anchor should be the nearest, by at least d* (L_MCL, Eq. 7)
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).
   3. It sends its new class means (Eq. 2) and class counts.                            C_i · (D + 1) floats
   4. The server averages the means, weighted by the counts (Eq. 3), and moves its anchors slightly toward them (Eq. 10).
@@ -67,7 +67,7 @@ BASE = dict(                # the paper's "Implementation details", unless a com
     lam_mcl=None,           # λ2, Eq. 9; main sets it: 0.01 for one architecture, 1 for several
     lam_cc=1.0,             # λ3, Eq. 9
     alpha=0.9999,           # α, Eq. 10
-    distance="euclidean",   # d, text below Eq. 5; averaged over images as in the authors' code. Not for Eqs. 6 and 7
+    distance="euclidean",   # d in Eq. 5, text below it; --distance does not change Eqs. 6 and 7
     projection="mlp",       # layers of the embedding; not in the paper: from the authors' code
 )
 SETTINGS = {  # by --dataset
@@ -181,7 +181,8 @@ def regularization(z, y, anchors, kind):
 
 
 def average_margin(points):
-    """Eq. 6, the margin d_i of N points, which are a client's class means or the anchors. d is the Euclidean distance.
+    """Eq. 6, the margin d_i of N points, which are a client's class means or the anchors: the sum of all Euclidean
+    distances, divided by (N − 1)² as in the paper, not by N (N − 1).
 
     points (N, D) -> scalar; 0 for one point, where Eq. 6 is 0/0."""
     N = len(points)
@@ -191,7 +192,7 @@ def average_margin(points):
 
 
 def margin_contrastive(z, y, anchors, margin):
-    """L_MCL, Eq. 7, on samples instead of the paper's class means, averaged over the batch. d is the Euclidean
+    """L_MCL, Eq. 7, on each image's features instead of class means, averaged over the batch. d is the Euclidean
     distance.
 
     z (B, D), y (B,), anchors (C, D), margin d* a scalar -> scalar."""
@@ -237,7 +238,8 @@ def weighted_mean(client_prototypes, counts):
 
 
 def ema(anchors, averages, uploaded, alpha):
-    """Eq. 10: move the anchors Ā slightly toward the averages P̄. A class that nobody uploaded keeps its anchor.
+    """Eq. 10: exponential moving average of the anchors Ā and the averages P̄. A class that nobody uploaded keeps its
+    anchor.
 
     anchors, averages (C, D), uploaded (C,) bool, alpha α -> anchors (C, D)."""
     moved = alpha * anchors + (1 - alpha) * averages

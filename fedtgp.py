@@ -11,11 +11,11 @@ One round (C classes, C_i of them at client i; D features):
   2. Each participant trains on cross-entropy + λ · the mean distance from an image's features to the global prototype
      of its class (Eq. 11).
   3. It sends its client prototypes: its class means (Eq. 2), but no class counts.     C_i · D floats
-  4. For each class the server takes the unweighted mean of the client prototypes. It sets δ to the largest distance
-     between two of these means, capped at τ (Eq. 9). Then it trains, for S epochs, one vector per class and a network F
-     that maps these vectors to the global prototypes. The loss (Eq. 10) is a cross-entropy for each client prototype;
-     its logits are minus the distances to the global prototypes, and δ is subtracted from the logit of its class.
-     Vectors and F are kept for the next round.
+  4. The server averages each class's client prototypes, unweighted, into a class centre. It sets δ to the largest
+     distance between two centres, capped at τ (Eq. 9). Then it trains, for S epochs, one vector per class and a network
+     F that maps these vectors to the global prototypes. The loss (Eq. 10) is each client prototype's cross-entropy. Its
+     logits are the negative distances to the global prototypes, that of its own class reduced by δ.
+     Vectors and F carry over to the next round.
 In tested rounds (--eval-every) every client then classifies its held-out 25 % by nearest global prototype, as in the
 paper, and by its classifier.
 
@@ -25,12 +25,12 @@ Our main changes
   Eq. 11     Distances are per image, not per class mean. This also penalises scatter within a class, and classes
              with more images count more.
   Eq. 10     The paper sums the server's loss over client prototypes. We take the mean over a batch of them.
-             The authors' code does both as well.
+             Both changes are also in the authors' code.
   Models     Except on glyphs and Fashion-MNIST all clients have the same small CNN, as in FedSA's paper (2025).
              FedTGP's main tables have eight architectures: --model htfe8.
 Main gaps in the paper
-  Margin           Eq. 9, which we use, is the largest distance between two class centres. The authors' code takes
-                   each centre's distance to its nearest other one, and the largest of these (--margin-rule nearest).
+  Margin           We use Eq. 9, the largest distance between two class centres. Fig. 1 measures to the nearest other
+                   class; so does the authors' code, and takes the largest of these (--margin-rule nearest).
   Initial weights  Not given; clients with the same extractor start with the same weights.
   Server           Optimiser, batch size and F's hidden width are not given; ours are those of the authors' code.
 All deviations, equations, published results: .github/papers/fedtgp.md, fedproto.md. Ours: .github/results/README.md.
@@ -45,7 +45,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F                                       # the paper's network F is PrototypeNet's mlp
+import torch.nn.functional as F                                       # not the paper's F, which is PrototypeNet.mlp
 
 from common import (Run, at_least, class_means, distances, draw_pictures, evaluate_personal, for_each_client,
                     generator, load_dataset, make_clients, minibatches, not_negative, participants, run_script, seeded,
@@ -63,7 +63,7 @@ BASE = dict(                # the paper's "Implementation Details", unless a com
     rounds=1000,            # T
     local_epochs=1,         # E
     batch_size=10,          # B, also the server's
-    batches="full",         # drop an epoch's last incomplete batch; not in the paper: from its first author's HtFLlib
+    batches="full",         # drop an epoch's last incomplete batch, as in HtFLlib (by the first author)
     lr=0.01,                # η, also the server's
     momentum=0.0,           # the paper names no optimiser: plain SGD, created anew in each round
     weight_decay=0.0,       # not in the paper
