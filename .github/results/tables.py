@@ -133,6 +133,7 @@ PERSONAL = {
     "fedproto": "`fedproto.py`",
     "fedtgp": "`fedtgp.py`",
     "fedsa": "`fedsa.py`",
+    "fedsa-class-means": "`fedsa.py --distance class-means`: Eq. 5's sum, over a batch's class means",
     "fedsa-authors-settings": "`fedsa.py --distance mse --lam-r 10`: distance and λ1 of its authors' code",
 }
 
@@ -140,7 +141,8 @@ PERSONAL = {
 def readme_personal():
     """The README's part of FedSA's Table 1."""
     titles = {"fedproto-off": "local training only", "fedproto": "**FedProto**", "fedtgp": "**FedTGP**",
-              "fedsa": "**FedSA**", "fedsa-authors-settings": "FedSA, distance and loss weight of its code"}
+              "fedsa": "**FedSA**", "fedsa-class-means": "FedSA, loss summed over class means as in its paper",
+              "fedsa-authors-settings": "FedSA, distance and loss weight of its code"}
     head, rows = table_1(titles)
     without_last_round = [row[:2] + row[3:] for row in rows]
     show("readme-personal", ["CIFAR-10", head[0], *head[2:]], without_last_round)
@@ -209,7 +211,7 @@ def leads():
                  "classifier, round 1000": in_round("classifier", 1000),
                  "better predictor, round 1000": better_predictor}
     rows = []
-    for name in "fedproto-off", "fedtgp", "fedsa", "fedsa-authors-settings":
+    for name in "fedproto-off", "fedtgp", "fedsa", "fedsa-class-means", "fedsa-authors-settings":
         cells = [PERSONAL[name]]
         for title, function in functions.items():
             cell = difference(runs[name], runs["fedproto"], function)
