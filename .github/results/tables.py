@@ -1,4 +1,4 @@
-"""Prints every table of the results page and of the README from the CSV files beside it, and draws the README's figures.
+"""Prints every table of the results page and the README from the CSV files beside it, and draws the README's figures.
 
     python .github/results/tables.py
 
@@ -349,8 +349,8 @@ def batchnorm():
             for rounds in columns:
                 cells.append(f"{number(rounds[t]['test'])} / {number(rounds[t]['own'])}" if t in rounds else "")
             rows.append(cells)
-    show("batchnorm", ["matching from", "round", "`--lam 0`, averaged / recomputed", "`--lam 50`, averaged / recomputed"],
-         rows)
+    head = ["matching from", "round", "`--lam 0`, averaged / recomputed", "`--lam 50`, averaged / recomputed"]
+    show("batchnorm", head, rows)
 
 
 # setting, planned rounds, file, first round of a mean (None: only the last round), runs of the last four columns
