@@ -142,7 +142,6 @@ def readme_personal():
     """The README's part of FedSA's Table 1."""
     titles = {"fedproto-off": "local training only", "fedproto": "**FedProto**", "fedtgp": "**FedTGP**",
               "fedsa": "**FedSA**",
-              "fedsa-class-means": "FedSA, loss summed over a batch's class means, close to its paper",
               "fedsa-authors-settings": "FedSA, distance and loss weight of its code"}
     head, rows = table_1(titles)
     without_last_round = [row[:2] + row[3:] for row in rows]
