@@ -365,6 +365,9 @@ STOPPED = [
      ["fedproto-off-four", "fedproto-four", "fedtgp-four", "fedsa-four"]),
     ("the same, settings of FedTGP's code", 1000, "cifar10-cross-device", 80,
      [None, "fedproto-mse-four", "fedtgp-mse-four", None]),
+    ("CIFAR-10, four networks, 20 clients", 1000, "cifar10-architectures", None, [None, "fedproto", None, "fedsa"]),
+    ("Fashion-MNIST, eight small CNNs, 20 clients", 1000, "fmnist", None,
+     ["fedproto-off", "fedproto", "fedtgp", "fedsa"]),
 ]
 
 
