@@ -29,7 +29,7 @@ Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it recommends in general. On data with domains we chose
              T_s = 0.
   BatchNorm  Running statistics are averaged like weights, as in the authors' code. On a fifth of CIFAR-10 accuracy
-             drops to chance when matching begins, then recovers; where we checked, these averages caused most of it.
+             drops to chance when matching begins, then recovers; these averages cause part of the drop.
 All deviations, equations, published results: .github/papers/fedfm.md. Ours: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute
@@ -130,7 +130,7 @@ def main(args):
         chosen = participants(clients, first, args)
         up = down = 0                                                 # floats sent in this round
         for client, client_net in zip(chosen, client_nets, strict=True):
-            client.net = client_net                                   # lent to it until models are exchanged again
+            client.net = client_net                                   # the same one until models are exchanged again
         if t == first:
             for client in chosen:
                 client.net.load_state_dict(net.state_dict())
