@@ -142,7 +142,8 @@ def readme_personal():
     """The README's part of FedSA's Table 1."""
     titles = {"fedproto-off": "local training only", "fedproto": "**FedProto**", "fedtgp": "**FedTGP**",
               "fedsa": "**FedSA**",
-              "fedsa-authors-settings": "FedSA, distance and loss weight of its code"}
+              "fedsa-class-means": "FedSA, its paper's loss: a sum over a batch's class means",
+              "fedsa-authors-settings": "FedSA, its code's loss: another distance and weight"}
     head, rows = table_1(titles)
     show("readme-personal", ["CIFAR-10", head[0], *head[2:-1]], [row[:2] + row[3:-1] for row in rows])
 
@@ -430,7 +431,7 @@ def draw_cifar10():
                 ("fedproto", "FedProto", "C0"),
                 ("fedtgp", "FedTGP", "C2"),
                 ("fedsa", "FedSA", "C3"),
-                ("fedsa-authors-settings", "FedSA, distance and loss weight of its code", "C1")]:
+                ("fedsa-authors-settings", "FedSA, its code's loss", "C1")]:
             tested = sorted(runs[name][0])
             means = [np.mean([rounds[t][column] for rounds in runs[name].values()]) for t in tested]
             axis.plot(tested, means, color=colour, label=label)
