@@ -1189,6 +1189,9 @@ class Run:
 
     def checkpoint(self, t, state=()):
         """Write checkpoint.pt every --checkpoint-every rounds and after the last (0: never). state: as in `resume`."""
+        tensors = [state] if isinstance(state, torch.Tensor) else state
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            raise TypeError("run.checkpoint: state must be a tensor or a tuple of tensors; --resume reads nothing else")
         if not is_due(t, self.args.checkpoint_every, self.args):
             return
         saved = {"settings": vars(self.args), "rows": self.rows, "state": state,

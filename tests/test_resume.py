@@ -87,6 +87,14 @@ def test_a_numpy_accuracy_can_be_resumed(run, monkeypatch):
     assert checkpoint(folder)["rows"][-1]["acc_classifier"] == 50
 
 
+def test_state_that_cannot_be_resumed_is_refused_in_the_first_round(run, monkeypatch):
+    """A numpy array could be saved, but not loaded again."""
+    write = common.Run.checkpoint
+    monkeypatch.setattr(common.Run, "checkpoint", lambda self, t, state: write(self, t, (*state, np.zeros(3))))
+    with pytest.raises(TypeError, match="state must be a tensor"):
+        run("fedproto", SMALL["fedproto"])
+
+
 def test_a_kill_while_the_checkpoint_is_written_leaves_the_old_one(run, monkeypatch):
     folder = run("fedproto", SMALL["fedproto"], "--checkpoint-every 1").folder
 
