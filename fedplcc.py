@@ -27,7 +27,7 @@ Our main changes
          only Eq. 5 were a sum, λ1 and λ2 would count less.
 Main gaps in the paper
   FINCH  The paper does not say which pass to use. We take the last with at least two clusters, or the first if none
-         has. Nor does it say whether larger clusters count more when the server averages them. In ours all count the
+         has. Nor is it clear whether larger clusters count more when the server averages them. In ours all count the
          same (--weighted-means: by numbers of images).
   E, τ   Contradictory: Algorithm 1 counts E epochs; in Section IV an epoch "consists of E = 10 iterations". τ is 0.07
          or 0.55. We use ten epochs (glyphs: five) and 0.07.

@@ -8,8 +8,8 @@ the anchors. Clients train their classifiers on the anchors as well.
 
 One round (C classes, C_i of them at client i; D features):
   1. The server sends its anchors.                                                     C · D floats to each
-  2. Each participant computes a margin d*: the larger of two margins, that of the anchors and that of its class means
-     (Eq. 6). Then it trains on cross-entropy
+  2. Each participant computes a margin d*: the mean distance between the anchors or, if larger, between its class
+     means (Eq. 6). Then it trains on cross-entropy
      + λ1 · the distance from an image's features to its class's anchor, mean over the batch (L_R, Eq. 5)
      + λ2 · a contrastive loss: that anchor should be the nearest, by at least d* (L_MCL, Eq. 7)
      + λ3 · the classifier's cross-entropy on the anchors (L_CC, Eq. 8).

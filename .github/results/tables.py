@@ -142,7 +142,7 @@ def readme_personal():
     """The README's part of FedSA's Table 1."""
     titles = {"fedproto-off": "local training only", "fedproto": "**FedProto**", "fedtgp": "**FedTGP**",
               "fedsa": "**FedSA**",
-              "fedsa-class-means": "FedSA, its paper's loss: a sum over a batch's class means",
+              "fedsa-class-means": "FedSA, its paper's Eq. 5: a sum over class means (of a batch)",
               "fedsa-authors-settings": "FedSA, its code's loss: another distance and weight"}
     head, rows = table_1(titles)
     show("readme-personal", ["CIFAR-10", head[0], *head[2:-1]], [row[:2] + row[3:-1] for row in rows])
