@@ -23,7 +23,7 @@ Our main changes
   Eq. 4    We divide by the temperature τ inside the exponential, as Eq. 8 does. As printed, τ only adds a constant.
   Anchors  We scale them to length 1, like the mean directions in Eq. 6; otherwise Eq. 4 has no lower bound.
 Main gaps in the paper
-  Shares   Which fraction of its domain's images a client has. Ours is from other papers' code, and it matters a lot.
+  Shares   Which fraction of its domain's images a client has. Ours is from other papers' code; accuracy depends on it.
   Average  How models are weighted. We use image counts; on digits SVHN's clients count ten times as much as USPS's.
   FedAvg   Whether the paper's FedAvg scales features to length 1 (--lam 0) or not (--lam 0 --no-sphere). We compare
            with the second, which on office is closer to the paper; the first ends level with FedLSA there.
@@ -104,7 +104,7 @@ def main(args):
 
     run = Run(args, modules=[net, anchor_net])                        # modules: the models to checkpoint
     run.resume()                                                      # with --resume: loads the checkpoint's models
-    # (C, D), trained anew in every round below; None with FedAvg
+    # (C, D), for the pictures if --resume leaves no round to run; None with FedAvg
     anchors = anchor_net().detach() if use_anchors else None
 
     for t in run.rounds():

@@ -14,7 +14,7 @@ One round (C classes, C_i of them at client i; D features):
   4. The server averages each class's client prototypes, unweighted, into a class centre. It sets δ to the largest
      distance between two centres, capped at τ (Eq. 9). Then it trains, for S epochs, one vector per class and a network
      F that maps these vectors to the global prototypes. The loss (Eq. 10) is each client prototype's cross-entropy. Its
-     logits are the negative distances to the global prototypes, that of its own class reduced by δ.
+     logits are the negative distances to the global prototypes; the distance to its own class is increased by δ first.
      Vectors and F carry over to the next round.
 In tested rounds (--eval-every) every client then classifies its held-out 25 % by nearest global prototype, as in the
 paper, and by its classifier.
@@ -144,7 +144,7 @@ def client_update(client, prototypes, t, args):
 
 
 def local_loss(net, x, y, prototypes, args):
-    """Eq. 11 on a batch, with each image's features in the place of the client's class mean P_i^c.
+    """Eq. 11 on a batch, with each image's features in place of the client's class mean P_i^c.
 
     x (B, 3, height, width) uint8, y (B,), prototypes (C, D) -> scalar."""
     z = net.features(x)
