@@ -28,8 +28,8 @@ Our main changes
 Main gaps in the paper
   λ and T_s  are tuned in the paper. We use 50 and 20, which it recommends in general. On data with domains we chose
              T_s = 0.
-  BatchNorm  Running statistics are averaged like weights, as in the authors' code. On a fifth of CIFAR-10 accuracy
-             drops to chance when matching begins, then recovers; these averages cause part of the drop.
+  BatchNorm  Running statistics are averaged like weights, as in the authors' code. On CIFAR-10 accuracy drops to
+             chance when matching begins, then recovers; in the first such round mostly because of these averages.
 All deviations, equations, published results: .github/papers/fedfm.md. Ours: .github/results/README.md.
 
     python fedfm.py                                              built-in glyphs in four domains, about a minute

@@ -336,18 +336,31 @@ def fedfm():
     show("fedfm", head, rows)
 
 
+def fedfm_all():
+    """Seed 0, all images, matching from round 6."""
+    runs = read("cifar10-fedfm")
+    tested = range(5, 12)
+    rows = []
+    for command, name in [("`--lam 0`", "all-lam-0"), ("`--lam 50`", "all-lam-50-warmup-5")]:
+        rounds = runs[name][0]
+        rows.append([command] + [number(rounds[t]["test"]) if t in rounds else "" for t in tested])
+    head = ["`fedfm.py --dataset cifar10 --warmup 5`, stopped early"] + [f"round {t}" for t in tested]
+    show("fedfm-all", head, rows)
+
+
 def batchnorm():
     """FedFM's global model with averaged BatchNorm statistics / with statistics of its own."""
     runs = read("batchnorm")
     rows = []
-    for images, start, shown in [("fifth", 6, (6, 7, 8)), ("late", 21, (80,))]:
+    for title, images, start, shown in [("all", "all-6", 6, (6, 7, 8, 11)), ("a fifth", "fifth", 6, (6, 7, 8)),
+                                        ("a fifth", "late", 21, (80,))]:
         columns = [runs[f"{images}-lam-{lam}"][0] for lam in (0, 50)]
         for t in shown:
-            cells = [f"round {start}", str(t)]
+            cells = [title, f"round {start}", str(t)]
             for rounds in columns:
                 cells.append(f"{number(rounds[t]['test'])} / {number(rounds[t]['own'])}" if t in rounds else "")
             rows.append(cells)
-    head = ["matching from", "round", "`--lam 0`, averaged / recomputed", "`--lam 50`, averaged / recomputed"]
+    head = ["images", "matching from", "round", "`--lam 0`, averaged / recomputed", "`--lam 50`, averaged / recomputed"]
     show("batchnorm", head, rows)
 
 
@@ -488,7 +501,7 @@ def draw_office():
 
 def main():
     for table in [readme_demo, readme_personal, readme_global, cross_device, leads, cross_silo,
-                  office_fedlsa, sphere, ablations, office_fedplcc, digits_fedfm, fedfm, batchnorm, small,
+                  office_fedlsa, sphere, ablations, office_fedplcc, digits_fedfm, fedfm_all, fedfm, batchnorm, small,
                   stopped]:
         table()
     draw_cifar10()
