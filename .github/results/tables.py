@@ -341,7 +341,7 @@ def fedfm_all():
     runs = read("cifar10-fedfm")
     tested = range(5, 12)
     rows = []
-    for command, name in [("`--lam 0`", "all-lam-0"), ("`--lam 50`", "all-lam-50-warmup-5")]:
+    for command, name in [("`--lam 0`", "all-6-lam-0"), ("`--lam 50`", "all-6-lam-50")]:
         rounds = runs[name][0]
         rows.append([command] + [number(rounds[t]["test"]) if t in rounds else "" for t in tested])
     head = ["`fedfm.py --dataset cifar10 --warmup 5`, stopped early"] + [f"round {t}" for t in tested]
